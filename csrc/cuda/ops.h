@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+// Entry points of the CUDA backend: launches on `stream` of the current device. Returns nullptr, or what went wrong.
+// No torch and no CUDA header here: `stream` is a cudaStream_t.
+#pragma once
+
+#include "../common/params.h"
+
+namespace gdn::cuda {
+
+const char* gated_delta_rule(const RuleParams& params, void* stream);
+const char* causal_conv1d(const ConvParams& params, void* stream);
+const char* causal_conv1d_update(const ConvParams& params, void* stream);
+const char* gated_delta_gates(const GatesParams& params, void* stream);
+const char* rms_norm_gated(const NormParams& params, void* stream);
+
+}  // namespace gdn::cuda

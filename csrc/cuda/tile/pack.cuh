@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+// Neighbouring elements of a tensor moved by one 8- or 16-byte access, and their widening to fp32 and rounding from it.
+#pragma once
+
+#include <cstdint>
+
+#include "../../common/view.h"
+
+namespace gdn::cuda {
+
+template <int kBytes>
+struct alignas(kBytes) Words {
+  uint32_t word[kBytes / 4];
+};
+
+template <class io_t>
+constexpr int kVector = 16 / static_cast<int>(sizeof(io_t));   // elements of a 16-byte access
+
+template <class io_t, int kCount>
+using PackOf = Words<static_cast<int>(sizeof(io_t)) * kCount>;
+
+template <class io_t, int kCount>
+GDN_INLINE PackOf<io_t, kCount> load_pack(const io_t* gmem) {
+  return *reinterpret_cast<const PackOf<io_t, kCount>*>(gmem);
+}
+
+template <class io_t, int kCount>
+GDN_INLINE void unpack(const PackOf<io_t, kCount>& pack, float* x) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    if constexpr (sizeof(io_t) == 4) {
+      x[i] = bits_float(pack.word[i]);
+    } else {
+      x[i] = to_float(io_t{static_cast<uint16_t>(pack.word[i / 2] >> (16 * (i % 2)))});
+    }
+  }
+}
+
+// Two 16-bit floats by one conversion instruction, rounded as from_float does; a NaN becomes the canonical one.
+__device__ __forceinline__ uint32_t round_pair(float low, float high, bf16_t) {
+  const __nv_bfloat162_raw pair = __floats2bfloat162_rn(low, high);
+  return static_cast<uint32_t>(pair.x) | static_cast<uint32_t>(pair.y) << 16;
+}
+__device__ __forceinline__ uint32_t round_pair(float low, float high, fp16_t) {
+  const __half2_raw pair = __floats2half2_rn(low, high);
+  return static_cast<uint32_t>(pair.x) | static_cast<uint32_t>(pair.y) << 16;
+}
+
+template <class io_t, int kCount>
+__device__ __forceinline__ void store_pack(io_t* gmem, const float* x) {
+  PackOf<io_t, kCount> pack;
+#pragma unroll
+  for (int i = 0; i < static_cast<int>(sizeof(pack) / 4); ++i) {
+    if constexpr (sizeof(io_t) == 4) {
+      pack.word[i] = float_bits(x[i]);
+    } else {
+      pack.word[i] = round_pair(x[2 * i], x[2 * i + 1], io_t{});
+    }
+  }
+  *reinterpret_cast<PackOf<io_t, kCount>*>(gmem) = pack;
+}
+
+// Rows row .. row + kRows of a [rows, kCols] matrix of any dtype and strides, to x [kRows][kCols]. The dtype is
+// tested once, not per element.
+template <class weight_t, int kRows, int kCols>
+__device__ __forceinline__ void load_rows_as(const View& matrix, int64_t row, float* x) {
+  constexpr int kBytes = kRows * kCols * static_cast<int>(sizeof(weight_t));
+  constexpr int kUnit = kBytes % 16 == 0 ? 16 : 8;
+  const weight_t* gmem = static_cast<const weight_t*>(matrix.data) + row * matrix.stride[0];
+  if constexpr (kBytes % kUnit == 0) {
+    constexpr int kPerUnit = kUnit / static_cast<int>(sizeof(weight_t));
+    const bool is_dense = matrix.stride[0] == kCols && (kCols == 1 || matrix.stride[1] == 1);
+    if (is_dense && reinterpret_cast<uintptr_t>(gmem) % kUnit == 0) {
+#pragma unroll
+      for (int i = 0; i < kBytes / kUnit; ++i) {
+        unpack<weight_t, kPerUnit>(load_pack<weight_t, kPerUnit>(gmem + i * kPerUnit), x + i * kPerUnit);
+      }
+      return;
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kRows * kCols; ++i) {
+    x[i] = to_float(gmem[(i / kCols) * matrix.stride[0] + (i % kCols) * matrix.stride[1]]);
+  }
+}
+
+template <int kRows, int kCols>
+__device__ __forceinline__ void load_rows(const View& matrix, int64_t row, float* x) {
+  if (matrix.dtype == DType::kFloat32) {
+    load_rows_as<float, kRows, kCols>(matrix, row, x);
+  } else if (matrix.dtype == DType::kBFloat16) {
+    load_rows_as<bf16_t, kRows, kCols>(matrix, row, x);
+  } else {
+    load_rows_as<fp16_t, kRows, kCols>(matrix, row, x);
+  }
+}
+
+}  // namespace gdn::cuda

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A small run of every op on a GPU, under compute-sanitizer: `python tests/sanitize.py` runs it once per tool.
+
+Each tool gets a process of its own with torch's caching allocator off, so that every tensor is an allocation whose ends
+the tool knows. The shapes are small and awkward on purpose: odd lengths, padding rows, ragged offsets, strided views.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
+# initcheck would also report what torch itself leaves unwritten; only our kernels are looked at
+KERNELS = "regex:.*gdn.*"
+
+
+def run_rule(kernel, torch):
+    for key_dim, value_dim in ((32, 32), (128, 128), (24, 72)):
+        for dtype in (torch.float32, torch.bfloat16):
+            q, k = (torch.randn(3, 21, 2, key_dim, device="cuda", dtype=dtype) for _ in range(2))
+            v = torch.randn(3, 21, 6, value_dim, device="cuda", dtype=dtype)
+            g, beta = -torch.rand(3, 21, 6, device="cuda"), torch.rand(3, 21, 6, device="cuda")
+            pool = torch.randn(4, 6, key_dim, value_dim, device="cuda").to(dtype)
+            slots = torch.tensor([2, -1, 0], device="cuda")
+            has = torch.tensor([True, True, False], device="cuda")
+            for state in (pool, pool.transpose(-1, -2).contiguous().transpose(-1, -2)):
+                kernel.gated_delta_rule(q, k, v, g, beta, state, slots=slots, has_initial_state=has, use_qk_l2norm=True)
+                kernel.gated_delta_rule(q[:, :1], k[:, :1], v[:, :1], g[:, :1], beta[:, :1], state, slots=slots)
+            cu_seqlens = torch.tensor([1, 4, 4, 19], device="cuda", dtype=torch.int32)
+            kernel.gated_delta_rule(q[:1], k[:1], v[:1], g[:1], beta[:1], pool, slots=slots, cu_seqlens=cu_seqlens)
+            kernel.chunk_gated_delta_rule(q, k, v, g=g, beta=beta, output_final_state=True)
+
+
+def run_conv(kernel, torch):
+    for channels in (7, 64):
+        for dtype in (torch.float32, torch.bfloat16):
+            x = torch.randn(2, 19, channels, device="cuda", dtype=dtype)
+            weight = torch.randn(channels, 4, device="cuda", dtype=dtype)
+            window = torch.randn(5, channels, 4, device="cuda", dtype=dtype)
+            slots = torch.tensor([3, -1], device="cuda")
+            for layout in (x.transpose(1, 2), x.transpose(1, 2).contiguous()):
+                kernel.causal_conv1d(layout, weight, weight[:, 0], "silu", conv_state=window, slots=slots)
+                kernel.causal_conv1d_update(layout[..., :2], window, weight, activation="silu", slots=slots)
+            cu_seqlens = torch.tensor([1, 3, 3, 17], device="cuda")
+            ragged_slots = torch.tensor([0, -1, 1], device="cuda")
+            kernel.causal_conv1d(x[0], weight, conv_state=window, slots=ragged_slots, cu_seqlens=cu_seqlens)
+            documents = (torch.arange(19, device="cuda") // 5).int().expand(2, 19).contiguous()
+            kernel.causal_conv1d(x.transpose(1, 2), weight, seq_idx=documents)
+
+
+def run_gates_and_norm(kernel, torch):
+    a, b = torch.randn(2, 5, 18, device="cuda", dtype=torch.bfloat16).split(9, dim=-1)
+    kernel.gated_delta_gates(a, b, torch.randn(9, device="cuda"), torch.randn(9, device="cuda"))
+    for size in (16, 100, 128):
+        x, z = torch.randn(2, 3, 7, 5, size, device="cuda", dtype=torch.bfloat16)
+        weight = torch.randn(size, device="cuda")
+        kernel.rms_norm_gated(x, z, weight, 1e-6)
+        kernel.rms_norm_gated(x, z, weight, 1e-6, activation="sigmoid", norm_before_gate=False, group_size=size // 2)
+
+
+def small_run():
+    import torch
+    from kernels import get_kernel
+
+    kernel = get_kernel("org/gated-deltanet", version=1)
+    torch.manual_seed(0)
+    for run in (run_rule, run_conv, run_gates_and_norm):
+        run(kernel, torch)
+    torch.cuda.synchronize()
+    print("small run: done")
+
+
+def main():
+    if "--small-run" in sys.argv:
+        return small_run()
+    environment = {"LOCAL_KERNELS": f"org/gated-deltanet={ROOT}", "HF_HUB_OFFLINE": "1", **os.environ,
+                   "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    failed = []
+    for tool in TOOLS:
+        command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", "--kernel-name", KERNELS,
+                   sys.executable, str(Path(__file__)), "--small-run"]
+        result = subprocess.run(command, env=environment, capture_output=True, text=True)
+        clean = result.returncode == 0 and "small run: done" in result.stdout
+        print(f"{tool}: {'clean' if clean else 'FAILED'}", flush=True)
+        if not clean:
+            print(result.stdout[-4000:], result.stderr[-2000:])
+            failed.append(tool)
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()

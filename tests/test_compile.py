@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ops under torch.library.opcheck, torch.compile and its fake tensors (C68)."""
+
+import pytest
+import torch
+
+from .helpers import Shape, assert_same, normal, rule_inputs, rule_state
+
+NORM = {"use_qk_l2norm": True}
+HEADS = (2, 4, 32, 32)
+
+
+def rule_call(device, *, ragged=False, in_place=True, state_given=True, padded=False):
+    x = rule_inputs(1, 9, device=device) if ragged else rule_inputs(3, 3, device=device)
+    state = rule_state(5, device=device, slot_padding=32 if padded else 0)
+    index = torch.tensor([4, -1, 0], device=device)
+    return {
+        **x._asdict(),
+        "initial_state": None if in_place or not state_given else rule_state(3, device=device),
+        "state": state if in_place or state_given else None,
+        "in_place": in_place,
+        "out": torch.empty_like(x.v),
+        "scale": 0.5,
+        "use_qk_l2norm": True,
+        "gate_is_linear": False,
+        "cu_seqlens": torch.tensor([0, 4, 4, 8], device=device) if ragged else None,
+        "slots": index if in_place else None,
+        "out_slots": index if state_given or in_place else None,
+        "has_initial_state": torch.tensor([True, False, True], device=device),
+    }
+
+
+def conv_call(device, *, ragged=False, documents=False):
+    x = normal(3, 24, 5, device=device)
+    x = x.transpose(1, 2).reshape(1, 15, 24).transpose(1, 2) if ragged else x
+    plain = not documents
+    return {
+        "x": x,
+        "weight": normal(24, 4, device=device),
+        "bias": normal(24, device=device),
+        "conv_state": normal(5, 24, 3, device=device) if plain else None,
+        "out": torch.empty_like(x),
+        "use_silu": True,
+        "write_state": True,
+        "cu_seqlens": torch.tensor([0, 4, 4, 15], device=device) if ragged else None,
+        "seq_idx": torch.zeros(3, 5, dtype=torch.int32, device=device) if documents else None,
+        "slots": torch.tensor([4, -1, 0], device=device) if plain else None,
+        "has_initial_state": torch.tensor([True, False, True], device=device) if plain else None,
+    }
+
+
+def update_call(device):
+    names = ("x", "conv_state", "weight", "bias", "out", "use_silu", "slots")
+    call = conv_call(device)
+    return {name: call[name] for name in names}
+
+
+def gates_call(device):
+    a = normal(2, 5, 6, device=device)
+    heads = {"A_log": normal(6, device=device), "dt_bias": normal(6, device=device)}
+    return {
+        "a": a,
+        "b": a + 1,
+        **heads,
+        "g": torch.empty_like(a),
+        "beta": torch.empty_like(a),
+        "allow_neg_eigval": True,
+    }
+
+
+def norm_call(device):
+    x = normal(2, 5, 6, 32, device=device)
+    tensors = {"x": x, "z": x + 1, "weight": normal(32, device=device), "out": torch.empty_like(x)}
+    return {**tensors, "eps": 1e-6, "use_silu": True, "norm_before_gate": True, "group_size": 16}
+
+
+CALLS = {
+    "gated_delta_rule-pool": ("gated_delta_rule", rule_call, {}),
+    "gated_delta_rule-padded": ("gated_delta_rule", rule_call, {"padded": True}),
+    "gated_delta_rule-ragged": ("gated_delta_rule", rule_call, {"ragged": True}),
+    "gated_delta_rule-functional": ("gated_delta_rule", rule_call, {"in_place": False}),
+    "gated_delta_rule-stateless": ("gated_delta_rule", rule_call, {"in_place": False, "state_given": False}),
+    "causal_conv1d-pool": ("causal_conv1d", conv_call, {}),
+    "causal_conv1d-ragged": ("causal_conv1d", conv_call, {"ragged": True}),
+    "causal_conv1d-documents": ("causal_conv1d", conv_call, {"documents": True}),
+    "causal_conv1d_update": ("causal_conv1d_update", update_call, {}),
+    "gated_delta_gates": ("gated_delta_gates", gates_call, {}),
+    "rms_norm_gated": ("rms_norm_gated", norm_call, {}),
+}
+WRITTEN = {
+    "gated_delta_rule": {"state", "out"},
+    "causal_conv1d": {"conv_state", "out"},
+    "causal_conv1d_update": {"conv_state", "out"},
+    "gated_delta_gates": {"g", "beta"},
+    "rms_norm_gated": {"out"},
+}
+
+
+def registered(kernel, name):
+    return getattr(kernel.rule.ops, name).default
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("call", CALLS)
+def test_opcheck(kernel, device, call):
+    """Schema, fake, autograd registration and dynamic shapes, as torch checks them"""
+    name, build, options = CALLS[call]
+    operator, arguments = registered(kernel, name), build(device, **options)
+    names = [argument.name for argument in operator._schema.arguments]
+    torch.library.opcheck(operator, tuple(arguments[argument] for argument in names))
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_schema_declares_what_is_written(kernel, name):
+    arguments = registered(kernel, name)._schema.arguments
+    assert {x.name for x in arguments if x.alias_info is not None and x.alias_info.is_write} == WRITTEN[name]
+
+
+def test_every_op_is_covered_here(kernel):
+    """A new schema belongs into CALLS and WRITTEN"""
+    namespace = registered(kernel, "gated_delta_rule").namespace
+    schemas = {
+        name.split("::")[1].split(".")[0]
+        for name in torch._C._dispatch_get_all_op_names()
+        if name.startswith(namespace + "::")
+    }
+    assert schemas == set(WRITTEN) == {op for op, *_ in CALLS.values()}
+
+
+class DecodeStep(torch.nn.Module):
+    """What a layer does between its projections for one token, on pools updated in place."""
+
+    def __init__(self, kernel, device, slots=6):
+        super().__init__()
+        Hk, Hv, K, V = HEADS
+        self.kernel, self.sizes = kernel, [Hk * K, Hk * K, Hv * V]
+        self.weight = normal(sum(self.sizes), 4, seed=2, device=device)
+        self.A_log, self.dt_bias, self.norm = (normal(n, seed=n, device=device) for n in (Hv, Hv, V))
+        self.window = normal(slots, sum(self.sizes), 3, seed=4, device=device)
+        self.state = rule_state(slots, Shape(*HEADS), device=device)
+
+    def forward(self, mixed, z, a, b, slots):
+        kernel = self.kernel
+        mixed = kernel.causal_conv1d_update(mixed, self.window, self.weight, None, "silu", slots=slots).transpose(1, 2)
+        q, k, v = mixed.split(self.sizes, -1)
+        Hk, Hv, K, V = HEADS
+        g, beta = kernel.gated_delta_gates(a, b, self.A_log, self.dt_bias)
+        q, k, v = q.unflatten(-1, (Hk, K)), k.unflatten(-1, (Hk, K)), v.unflatten(-1, (Hv, V))
+        o = kernel.gated_delta_rule(q, k, v, g, beta, self.state, slots=slots, **NORM)
+        return kernel.rms_norm_gated(o, z, self.norm, 1e-6)
+
+
+def decode_inputs(batch, device, seed=0):
+    Hk, Hv, K, V = HEADS
+    sizes = ((2 * Hk * K + Hv * V, 1), (1, Hv, V), (1, Hv), (1, Hv))
+    tensors = [normal(batch, *size, seed=seed + n, device=device) for n, size in enumerate(sizes)]
+    return *tensors, torch.tensor([5, -1, 0, 2, 3][:batch], device=device)
+
+
+@pytest.mark.parametrize("backend", ("aot_eager", "inductor"))
+def test_compiled_decode_step(kernel, device, backend):
+    """fullgraph, static pools: the values and the change of both pools are those of the eager call"""
+    torch._dynamo.reset()
+    eager, module = DecodeStep(kernel, device), DecodeStep(kernel, device)
+    for pool in (module.state, module.window):
+        torch._dynamo.mark_static_address(pool)
+    compiled = torch.compile(module, fullgraph=True, backend=backend)
+    with torch.no_grad():
+        for step in range(3):
+            inputs = decode_inputs(4, device, seed=10 * step)
+            expected = eager(*inputs)
+            assert_same(compiled(*inputs), expected, f"output of step {step}")
+            assert_same(module.state, eager.state, f"state after step {step}")
+            assert_same(module.window, eager.window, f"window after step {step}")
+
+
+def test_dynamic_batch_does_not_recompile(kernel, device):
+    """One compilation serves every batch size"""
+    torch._dynamo.reset()
+    eager, module = DecodeStep(kernel, device), DecodeStep(kernel, device)
+    compilations = []
+
+    def backend(graph, example_inputs):
+        compilations.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(module, fullgraph=True, dynamic=True, backend=backend)
+    with torch.no_grad():
+        for batch in (2, 3, 4, 5):
+            inputs = decode_inputs(batch, device)
+            assert_same(compiled(*inputs), eager(*inputs), f"batch {batch}")
+    assert_same(module.state, eager.state, "state")
+    assert len(compilations) == 1, f"{len(compilations)} compilations for four batch sizes"
+
+
+@pytest.mark.parametrize("name", ("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"))
+def test_compiled_functional_names(kernel, device, name):
+    torch._dynamo.reset()
+    x, state = rule_inputs(2, 5, device=device), rule_state(2, device=device)
+
+    def call(q, k, v, g, beta, initial):
+        function = getattr(kernel, name)
+        return function(q, k, v, g=g, beta=beta, initial_state=initial, output_final_state=True)
+
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    for mine, expected in zip(compiled(*x, state), call(*x, state)):
+        assert_same(mine, expected)
+
+
+def test_compiled_prefill(kernel, device):
+    """Ragged prefill with all options in one graph"""
+    torch._dynamo.reset()
+    x = rule_inputs(1, 12, device=device)
+    offsets, slots = torch.tensor([0, 5, 5, 11], device=device), torch.tensor([3, 0, -1], device=device)
+    weight, rows = normal(24, 4, device=device), normal(12, 24, device=device)
+    flags = torch.tensor([True, False, True], device=device)
+
+    def call(state, window):
+        options = {"cu_seqlens": offsets, "slots": slots, "has_initial_state": flags}
+        out = kernel.gated_delta_rule(*x, state, scale=0.5, **options)
+        return out, kernel.causal_conv1d(rows, weight, None, "silu", conv_state=window, **options)
+
+    pools = [(rule_state(4, device=device), normal(4, 24, 3, device=device)) for _ in range(2)]
+    results = torch.compile(call, fullgraph=True, backend="aot_eager")(*pools[0])
+    for mine, expected in zip((*results, *pools[0]), (*call(*pools[1]), *pools[1])):
+        assert_same(mine, expected)
+
+
+def test_fake_tensors_give_the_shapes(kernel, device):
+    """Tracing without memory: shapes, dtypes and devices of every result"""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    x, state = rule_inputs(2, 5, dtype=torch.bfloat16, device=device), rule_state(2, device=device)
+    with FakeTensorMode() as mode:
+        fake = [mode.from_tensor(part) for part in (*x, state)]
+        out = kernel.gated_delta_rule(*fake)
+        assert out.shape == x.v.shape and out.dtype == torch.bfloat16 and out.device.type == device
+        out, final = kernel.chunk_gated_delta_rule(*fake[:3], g=fake[3], beta=fake[4], output_final_state=True)
+        assert final.shape == (2, 4, 32, 32) and final.dtype == torch.float32
+        g, beta = kernel.gated_delta_gates(fake[3], fake[4], fake[3][0, 0], fake[3][0, 0])
+        assert g.shape == beta.shape == x.g.shape and g.dtype == torch.float32

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Devices without a kernel: the reference answers, and says so once."""
+
+import warnings
+
+import pytest
+import torch
+
+from .helpers import assert_close, normal, rule_inputs, rule_state
+
+
+def rule(kernel):
+    state = rule_state(2)
+    return kernel.gated_delta_rule(*rule_inputs(2, 5), state, use_qk_l2norm=True), state
+
+
+def functional(name):
+    def call(kernel):
+        q, k, v, g, beta = rule_inputs(2, 5)
+        return getattr(kernel, name)(q, k, v, g, beta=beta, initial_state=rule_state(2), output_final_state=True)
+
+    return call
+
+
+def conv(kernel):
+    window = normal(2, 12, 3, seed=1)
+    return kernel.causal_conv1d(normal(2, 12, 5), normal(12, 4, seed=2), None, "silu", conv_state=window), window
+
+
+def conv_update(kernel):
+    window = normal(2, 12, 4, seed=1)
+    return kernel.causal_conv1d_update(normal(2, 12, 1), window, normal(12, 4, seed=2), normal(12, seed=3)), window
+
+
+def gates(kernel):
+    return kernel.gated_delta_gates(normal(2, 5, 4), normal(2, 5, 4, seed=1), normal(4, seed=2), normal(4, seed=3))
+
+
+def norm(kernel):
+    return (kernel.rms_norm_gated(normal(2, 5, 16), normal(2, 5, 16, seed=1), normal(16, seed=2), 1e-6),)
+
+
+CALLS = {
+    "gated_delta_rule": rule,
+    "chunk_gated_delta_rule": functional("chunk_gated_delta_rule"),
+    "fused_recurrent_gated_delta_rule": functional("fused_recurrent_gated_delta_rule"),
+    "causal_conv1d": conv,
+    "causal_conv1d_update": conv_update,
+    "gated_delta_gates": gates,
+    "rms_norm_gated": norm,
+}
+
+
+def caught(function):
+    with warnings.catch_warnings(record=True) as records:
+        warnings.simplefilter("always")
+        result = function()
+    return result, [str(record.message) for record in records if "gated-deltanet" in str(record.message)]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_device_without_a_kernel_uses_the_reference(kernel, monkeypatch, name):
+    """Here the CPU plays a device that the build has no kernel for."""
+    expected, messages = caught(lambda: CALLS[name](kernel))
+    assert messages == []
+    monkeypatch.setattr(kernel._dispatch, "KERNEL_DEVICES", ())
+    kernel._dispatch._warned.clear()
+    actual, messages = caught(lambda: [CALLS[name](kernel) for _ in range(2)][0])
+    assert len(messages) == 1 and name in messages[0] and "reference" in messages[0]
+    for a, b in zip(actual, expected):
+        assert_close(a, b, 1e-6)
+
+
+def test_the_warning_survives_torch_compile(kernel, monkeypatch):
+    monkeypatch.setattr(kernel._dispatch, "KERNEL_DEVICES", ())
+    kernel._dispatch._warned.clear()
+    torch._dynamo.reset()
+    x, weight = normal(2, 5, 16), normal(16, seed=2)
+    compiled = torch.compile(lambda x: kernel.rms_norm_gated(x, x, weight, 1e-6), fullgraph=True, backend="eager")
+    _, messages = caught(lambda: [compiled(x) for _ in range(2)])
+    assert len(messages) == 1

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gated delta rule of Qwen3.5-class hybrid models, exact and fast, on CPU and CUDA.
+
+    S <- exp(g) S;   d = beta (v - S^T k);   S <- S + k d^T;   o = scale S^T q
+
+The state S lives in a tensor of the caller and is updated in place: [N, Hv, K, V], or a pool of slots. Around the rule
+stand the causal convolution, the gates and the gated norm of a layer, and `layers` holds the modules that
+`kernels.kernelize` puts into transformers models. `reference` has a plain torch version of every op.
+"""
+
+from . import layers
+from .conv import causal_conv1d, causal_conv1d_update
+from .gates import gated_delta_gates
+from .norm import rms_norm_gated
+from .rule import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule, gated_delta_rule, new_state
+
+__all__ = [
+    "gated_delta_rule",
+    "new_state",
+    "chunk_gated_delta_rule",
+    "fused_recurrent_gated_delta_rule",
+    "causal_conv1d",
+    "causal_conv1d_update",
+    "gated_delta_gates",
+    "rms_norm_gated",
+    "layers",
+]

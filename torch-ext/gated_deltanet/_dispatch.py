@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every op decides before it reaches the extension: is there a kernel for this device, and are gradients wanted.
+
+Policy, in one place:
+- CPU tensors have a kernel in both variants, CUDA tensors in the CUDA variant. Tensors of any other device are served
+  by `reference`, with one warning per process and op.
+- Plain ops have no backward: with grad mode on, an input that requires grad raises. The hub layers ask `needs_grad`
+  first and use the differentiable reference instead, with one warning per process and layer.
+"""
+
+import warnings
+
+import torch
+
+from ._ops import add_op_namespace_prefix
+
+# The name of the op namespace carries the backend of the variant: _gated_deltanet_cuda_<id>.
+HAS_CUDA = "_cuda" in add_op_namespace_prefix("")
+# "meta" tensors reach the fakes.
+KERNEL_DEVICES = ("cpu", "cuda", "meta") if HAS_CUDA else ("cpu", "meta")
+
+_warned = set()
+
+
+@torch.compiler.assume_constant_result
+def warn_once(topic, message):
+    """Warns about `topic` once per process. While torch.compile traces, that is at trace time."""
+    if topic not in _warned:
+        _warned.add(topic)
+        warnings.warn(message, stacklevel=4)
+
+
+def has_kernel(op, tensor):
+    """Whether `op` runs in the extension for this tensor's device; warns once where it does not."""
+    device = tensor.device.type
+    if device in KERNEL_DEVICES:
+        return True
+    warn_once(
+        f"{op} on {device}",
+        f"gated-deltanet: {op} has no kernel for {device} tensors in this build, using the plain torch reference. "
+        "It is correct, but slow.",
+    )
+    return False
+
+
+def needs_grad(*tensors):
+    """Whether autograd would have to go through any of the tensors (None is allowed)."""
+    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+
+
+def check_inputs(op, optional=(), **tensors):
+    """Raises unless every argument is a tensor (those named in `optional` may be None) that needs no gradient."""
+    grad_mode = torch.is_grad_enabled()
+    for name, tensor in tensors.items():
+        if tensor is None and name in optional:
+            continue
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{op}: {name} must be a tensor, got {type(tensor).__name__}")
+        if grad_mode and tensor.requires_grad:
+            raise RuntimeError(
+                f"{op}: {name} requires grad, but this op has no backward. Call it under torch.no_grad(), detach "
+                f"{name}, or use the differentiable gated_deltanet.reference.{op}"
+            )
+
+
+def check_choice(op, name, value, choices):
+    """Raises unless `value` is one of `choices`."""
+    if value not in choices:
+        raise ValueError(f"{op}: {name} must be one of {list(choices)}, got {value!r}")
+
+
+def use_silu(op, activation):
+    """The flag that the convolution takes for `activation`: None | "silu" | "swish"."""
+    check_choice(op, "activation", activation, (None, "silu", "swish"))
+    return activation is not None

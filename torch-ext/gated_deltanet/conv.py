@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The short causal convolution in front of the rule."""
+
+import torch
+
+from . import reference
+from ._dispatch import check_inputs, has_kernel, use_silu
+from ._ops import add_op_namespace_prefix, ops
+
+
+@torch.library.register_fake(add_op_namespace_prefix("causal_conv1d"), allow_override=True)
+def _causal_conv1d_fake(
+    x, weight, bias, conv_state, out, use_silu, write_state, cu_seqlens, seq_idx, slots, has_initial_state
+):
+    return None
+
+
+@torch.library.register_fake(add_op_namespace_prefix("causal_conv1d_update"), allow_override=True)
+def _causal_conv1d_update_fake(x, conv_state, weight, bias, out, use_silu, slots):
+    return None
+
+
+def causal_conv1d(
+    x,
+    weight,
+    bias=None,
+    activation=None,
+    *,
+    conv_state=None,
+    slots=None,
+    cu_seqlens=None,
+    seq_idx=None,
+    has_initial_state=None,
+    write_state=True,
+    out=None,
+):
+    """Depthwise causal convolution over the tokens, with a carried window, for prefill.
+
+        y[c, t] = act(bias[c] + sum_j weight[c, j] * x[c, t - (W - 1) + j])       x before the first token: the window
+
+    Args:
+        x: [B, C, T] with any strides (the transposed view of a [B, T, C] projection is as good as a contiguous
+            tensor), or [total, C] together with cu_seqlens. float32, bfloat16 or float16.
+        weight: [C, W] any of those dtypes, W in 2..4, oldest tap first.
+        bias: [C] any of those dtypes; None means 0.
+        activation: None, "silu" or "swish".
+        conv_state: [pool, C, W - 1] or [pool, C, W] any of those dtypes and any strides: the inputs before the first
+            token, oldest first. Updated in place when write_state is set. None: zeros, and nothing is kept.
+        slots: int32 or int64 [N], pool slot of each sequence; outside [0, pool) is padding: zero output, nothing read
+            or written. None: sequence n uses slot n, and pool must be N. Live slots of a call are distinct.
+        cu_seqlens: int32 or int64 [N + 1], first token of each sequence and the end; N is B without it. Tokens outside
+            every sequence get zero.
+        seq_idx: int32 [B, T], document of each token: taps of another document count as zero; tokens with a
+            negative index are padding and get zero. Goes with neither conv_state nor cu_seqlens.
+        has_initial_state: bool [N], False: start from zeros without reading the window. None: all True.
+        write_state: False leaves conv_state as it was.
+        out: tensor of x's shape and dtype to write to; None: a new one with x's layout.
+
+    Updated in place:
+        conv_state, with the last W - 1 (or W) inputs of each sequence; a sequence shorter than the window keeps the
+        newest part of the old one. An empty sequence keeps its window.
+
+    Returns:
+        out, x's shape and dtype.
+
+    Raises:
+        ValueError: activation is none of those named, or x is 2-D and cu_seqlens is not given.
+        RuntimeError: a shape, dtype, device or stride is not the one above, or an input requires grad under grad mode.
+        TypeError: a tensor argument is no tensor.
+
+    Sums start at the bias and take the oldest tap first, in float32, and are rounded once, to x's dtype. A sequence's
+    bits do not depend on how its tokens are split over calls (with a window in x's dtype or wider) or packed.
+
+    Source: the argument names follow causal-conv1d (Dao-AILab); the carried window is that of Mamba's decode.
+    """
+    silu = use_silu("causal_conv1d", activation)
+    check_inputs(
+        "causal_conv1d",
+        optional=("bias", "conv_state", "slots", "cu_seqlens", "seq_idx", "has_initial_state", "out"),
+        x=x,
+        weight=weight,
+        bias=bias,
+        conv_state=conv_state,
+        slots=slots,
+        cu_seqlens=cu_seqlens,
+        seq_idx=seq_idx,
+        has_initial_state=has_initial_state,
+        out=out,
+    )
+    if not has_kernel("causal_conv1d", x):
+        return reference.causal_conv1d(
+            x,
+            weight,
+            bias,
+            activation,
+            conv_state=conv_state,
+            slots=slots,
+            cu_seqlens=cu_seqlens,
+            seq_idx=seq_idx,
+            has_initial_state=has_initial_state,
+            write_state=write_state,
+            out=out,
+        )
+    if out is None:
+        out = torch.empty_like(x)
+    op_x, op_out = x, out
+    if x.dim() == 2:
+        if cu_seqlens is None:
+            raise ValueError(f"causal_conv1d: x must be [B, C, T], or [total, C] with cu_seqlens, got {list(x.shape)}")
+        op_x, op_out = x.t().unsqueeze(0), out.t().unsqueeze(0)
+    ops.causal_conv1d(
+        op_x, weight, bias, conv_state, op_out, silu, bool(write_state), cu_seqlens, seq_idx, slots, has_initial_state
+    )
+    return out
+
+
+def causal_conv1d_update(x, conv_state, weight, bias=None, activation=None, *, slots=None, out=None):
+    """The causal convolution for decode: one to eight new tokens a row, the window updated in place.
+
+        y[c, t] = act(bias[c] + sum_j weight[c, j] * x[c, t - (W - 1) + j])       x before the first token: the window
+
+    Args:
+        x: [B, C, T], T in 1..8, any strides; float32, bfloat16 or float16.
+        conv_state: [pool, C, W - 1] or [pool, C, W] any of those dtypes and any strides, the inputs before the first
+            token, oldest first. Updated in place.
+        weight: [C, W] any of those dtypes, W in 2..4, oldest tap first.
+        bias: [C] any of those dtypes; None means 0.
+        activation: None, "silu" or "swish".
+        slots: int32 or int64 [B], pool slot of each row; outside [0, pool) is padding: zero output, nothing read or
+            written. None: row n uses slot n, and pool must be B. Live slots of a call are distinct.
+        out: tensor of x's shape and dtype to write to; None: a new one with x's layout.
+
+    Updated in place:
+        conv_state, with the last W - 1 (or W) inputs of each row.
+
+    Returns:
+        out, x's shape and dtype.
+
+    Raises:
+        ValueError: activation is none of those named.
+        RuntimeError: a shape, dtype, device or stride is not the one above, or an input requires grad under grad mode.
+        TypeError: a tensor argument is no tensor.
+
+    The same arithmetic, and so the same bits, as causal_conv1d over the same tokens.
+
+    Source: the argument names follow causal-conv1d (Dao-AILab).
+    """
+    silu = use_silu("causal_conv1d_update", activation)
+    check_inputs(
+        "causal_conv1d_update",
+        optional=("bias", "slots", "out"),
+        x=x,
+        conv_state=conv_state,
+        weight=weight,
+        bias=bias,
+        slots=slots,
+        out=out,
+    )
+    if not has_kernel("causal_conv1d_update", x):
+        return reference.causal_conv1d_update(x, conv_state, weight, bias, activation, slots=slots, out=out)
+    if out is None:
+        out = torch.empty_like(x)
+    ops.causal_conv1d_update(x, conv_state, weight, bias, out, silu, slots)
+    return out

@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every op in plain torch, straight from its equation: what the kernels are compared with, what serves devices without
+a kernel, and what the hub layers use where gradients are needed.
+
+Each function has the arguments, the meaning and the return value of the op of its name. Any float dtype and any device;
+float64 inputs are computed in float64, everything else in float32, and rounded once at the end. Differentiable: nothing
+that autograd tracks is written to; what an op keeps in place (state, conv_state) is stored detached, and the functional
+chunk_gated_delta_rule and fused_recurrent_gated_delta_rule return a connected final state. Meaning first, speed never:
+loops over tokens, and index tensors (slots, cu_seqlens, has_initial_state) are read on the host.
+"""
+
+import torch
+import torch.nn.functional as F
+
+INDEX_DTYPES = (torch.int32, torch.int64)
+
+
+def gated_delta_rule(
+    q,
+    k,
+    v,
+    g,
+    beta,
+    state,
+    *,
+    scale=None,
+    use_qk_l2norm=False,
+    cu_seqlens=None,
+    slots=None,
+    out_slots=None,
+    has_initial_state=None,
+    mode="auto",
+    gate_domain="log",
+    out=None,
+):
+    _require(mode in ("auto", "recurrent", "chunk"), f"mode must be auto, recurrent or chunk, got {mode!r}")
+    _require(gate_domain in ("log", "linear"), f"gate_domain must be log or linear, got {gate_domain!r}")
+    spans = _spans(cu_seqlens, *q.shape[:2])
+    rows = _slots("slots", slots, len(spans), state.shape[0], needs_all=slots is None and out_slots is None)
+    targets = rows if out_slots is None else _slots("out_slots", out_slots, len(spans), state.shape[0])
+    initial = _gather(state, rows, has_initial_state, _wide(q, k, v, state))
+    o, final = _rule(q, k, v, g, beta, initial, spans, rows, scale, use_qk_l2norm, gate_domain == "linear")
+    with torch.no_grad():
+        for row, target, last in zip(rows, targets, final):
+            if row is not None and target is not None:
+                state[target].copy_(last)
+    return _result(o.to(q.dtype), out)
+
+
+def chunk_gated_delta_rule(
+    q,
+    k,
+    v,
+    g=None,
+    gk=None,
+    gv=None,
+    beta=None,
+    scale=None,
+    initial_state=None,
+    output_final_state=False,
+    use_qk_l2norm_in_kernel=False,
+    state_v_first=False,
+    cu_seqlens=None,
+):
+    _require(gk is None and gv is None, "gk and gv are not supported, the decay of this rule is one number per head")
+    spans = _spans(cu_seqlens, *q.shape[:2])
+    rows = list(range(len(spans)))
+    wide = _wide(q, k, v, initial_state)
+    if initial_state is None:
+        initial = torch.zeros(len(rows), v.shape[2], q.shape[3], v.shape[3], dtype=wide, device=q.device)
+    else:
+        _slots("initial_state", None, len(rows), initial_state.shape[0], needs_all=True)
+        initial = (initial_state.transpose(-1, -2) if state_v_first else initial_state).to(wide)
+    o, final = _rule(q, k, v, g, beta, initial, spans, rows, scale, use_qk_l2norm_in_kernel, False)
+    if not output_final_state:
+        return o.to(q.dtype), None
+    final = torch.stack(final) if final else initial
+    final = final.to(torch.promote_types(q.dtype, torch.float32) if initial_state is None else initial_state.dtype)
+    return o.to(q.dtype), final.transpose(-1, -2).contiguous() if state_v_first else final
+
+
+fused_recurrent_gated_delta_rule = chunk_gated_delta_rule
+
+
+def causal_conv1d(
+    x,
+    weight,
+    bias=None,
+    activation=None,
+    *,
+    conv_state=None,
+    slots=None,
+    cu_seqlens=None,
+    seq_idx=None,
+    has_initial_state=None,
+    write_state=True,
+    out=None,
+):
+    _require(activation in (None, "silu", "swish"), f"activation must be None, silu or swish, got {activation!r}")
+    fits = seq_idx is None or (conv_state is None and cu_seqlens is None)
+    _require(fits, "seq_idx goes with neither conv_state nor cu_seqlens")
+    _require(slots is None or conv_state is not None, "slots needs conv_state, which is not given")
+    _require(x.dim() == 3 or cu_seqlens is not None, "x [total, C] needs cu_seqlens")
+    tokens = x.t().unsqueeze(0) if x.dim() == 2 else x
+    channels, width = weight.shape
+    wide = _wide(x, weight, conv_state)
+    spans = _spans(cu_seqlens, tokens.shape[0], tokens.shape[2])
+    if conv_state is None:
+        rows = list(range(len(spans)))
+        windows = torch.zeros(len(rows), channels, width - 1, dtype=wide, device=x.device)
+    else:
+        rows = _slots("slots", slots, len(spans), conv_state.shape[0], needs_all=slots is None)
+        windows = _gather(conv_state, rows, has_initial_state, wide)
+    documents = None if seq_idx is None else seq_idx.to(torch.int64)
+    pieces = []
+    for (row, first, end), slot, window in zip(spans, rows, windows):
+        piece = tokens[row, :, first:end].to(wide)
+        document = None if documents is None else documents[row, first:end]
+        y = _convolve(piece, weight.to(wide), bias, activation, window, document)
+        pieces.append(y if slot is not None else torch.zeros_like(y))
+        if slot is not None and conv_state is not None and write_state:
+            with torch.no_grad():
+                conv_state[slot].copy_(torch.cat([window, piece], -1)[:, piece.shape[1] :])
+    y = _assemble(pieces, spans, tokens, token_dim=1, ragged=cu_seqlens is not None).to(x.dtype)
+    return _result(y[0].t() if x.dim() == 2 else y, out)
+
+
+def causal_conv1d_update(x, conv_state, weight, bias=None, activation=None, *, slots=None, out=None):
+    _require(x.dim() == 3 and x.shape[2] <= 8, f"x must be [B, C, T] with T 1 to 8, got {list(x.shape)}")
+    return causal_conv1d(x, weight, bias, activation, conv_state=conv_state, slots=slots, out=out)
+
+
+def gated_delta_gates(a, b, A_log, dt_bias, *, allow_neg_eigval=False):
+    wide = _wide(a, b, A_log, dt_bias)
+    largest = torch.finfo(wide).max
+    rate = A_log.to(wide).exp().clamp(max=largest)
+    opening = F.softplus(a.to(wide) + dt_bias.to(wide)).clamp(max=largest)
+    beta = torch.sigmoid(b.to(wide))
+    return -(rate * opening), 2 * beta if allow_neg_eigval else beta
+
+
+def rms_norm_gated(x, z, weight, eps, *, activation="silu", norm_before_gate=True, group_size=None):
+    _require(activation in ("silu", "swish", "sigmoid"), f"activation must be silu or sigmoid, got {activation!r}")
+    group_size = x.shape[-1] if group_size is None else group_size
+    _require(group_size >= 1 and x.shape[-1] % group_size == 0, f"group_size must divide {x.shape[-1]}")
+    wide = _wide(x, z, weight)
+    gate = torch.sigmoid(z.to(wide))
+    gate = gate if activation == "sigmoid" else gate * z.to(wide)
+    y = x.to(wide) if norm_before_gate else x.to(wide) * gate
+    grouped = y.unflatten(-1, (-1, group_size))
+    grouped = grouped * torch.rsqrt(grouped.square().mean(-1, keepdim=True) + eps)
+    y = grouped.flatten(-2) * weight.to(wide)
+    return (y * gate if norm_before_gate else y).to(x.dtype)
+
+
+# --- The rule itself. ---
+
+
+# o [B, T, Hv, V] and the list of final states [Hv, K, V]. rows: None marks padding, whose output is zero.
+def _rule(q, k, v, g, beta, initial, spans, rows, scale, use_qk_l2norm, gate_is_linear):
+    Hk, K = q.shape[2:]
+    Hv = v.shape[2]
+    _require(Hk > 0 and Hv % Hk == 0, f"v must have a multiple of q's heads, got {Hv} value heads over {Hk} key heads")
+    wide = initial.dtype
+    q, k, v = q.to(wide), k.to(wide), v.to(wide)
+    if use_qk_l2norm:
+        q, k = _l2norm(q), _l2norm(k)
+    q, k = q.repeat_interleave(Hv // Hk, 2), k.repeat_interleave(Hv // Hk, 2)
+    scale = K**-0.5 if scale is None else scale
+    decay = v.new_ones(v.shape[:3]) if g is None else g.to(wide) if gate_is_linear else g.to(wide).exp()
+    beta = v.new_ones(v.shape[:3]) if beta is None else beta.to(wide)
+
+    ragged = len(spans) != q.shape[0] or any(span != (n, 0, q.shape[1]) for n, span in enumerate(spans))
+    if not ragged:  # all rows at once; a padding row runs on zeros that nobody reads
+        live = torch.tensor([row is not None for row in rows], dtype=torch.bool, device=q.device)
+        o, final = _recurrence(q, k, v, decay, beta, initial, scale)
+        return torch.where(live[:, None, None, None], o, torch.zeros_like(o)), list(final)
+    pieces, finals = [], []
+    for (_, first, end), row, S in zip(spans, rows, initial):
+        o, final = _recurrence(*(x[:1, first:end] for x in (q, k, v, decay, beta)), S[None], scale)
+        pieces.append(o[0] if row is not None else torch.zeros_like(o[0]))
+        finals.append(final[0])
+    return _assemble(pieces, spans, v, token_dim=0, ragged=True), finals
+
+
+# q, k [n, T, Hv, K], v [n, T, Hv, V], decay, beta [n, T, Hv], S [n, Hv, K, V]: the equations, token after token.
+def _recurrence(q, k, v, decay, beta, S, scale):
+    outputs = []
+    for t in range(q.shape[1]):
+        S = S * decay[:, t, :, None, None]
+        predicted = (S * k[:, t, :, :, None]).sum(-2)
+        delta = beta[:, t, :, None] * (v[:, t] - predicted)
+        S = S + k[:, t, :, :, None] * delta[:, :, None, :]
+        outputs.append(scale * (S * q[:, t, :, :, None]).sum(-2))
+    return torch.stack(outputs, 1) if outputs else torch.zeros_like(v), S
+
+
+def _l2norm(x):
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
+
+
+# x [C, L], weight [C, W], window [C, W - 1 or W], documents [L] or None: y [C, L].
+def _convolve(x, weight, bias, activation, window, documents):
+    width, length = weight.shape[1], x.shape[1]
+    past = torch.cat([window, x], -1)[:, window.shape[1] - (width - 1) :]
+    y = torch.zeros_like(x) if bias is None else bias.to(x.dtype)[:, None].expand_as(x)
+    for j in range(width):
+        tap = past[:, j : j + length]
+        if documents is not None:
+            document = F.pad(documents, (width - 1, 0), value=-1)[j : j + length]
+            tap = torch.where(document == documents, tap, torch.zeros_like(tap))
+        y = y + weight[:, j, None] * tap
+    y = y if activation is None else y * torch.sigmoid(y)
+    return y if documents is None else torch.where(documents >= 0, y, torch.zeros_like(y))
+
+
+# --- Slots, sequences, results. ---
+
+
+def _require(ok, message):
+    if not ok:
+        raise ValueError(message)
+
+
+def _wide(*tensors):
+    is_wide = any(tensor is not None and tensor.dtype == torch.float64 for tensor in tensors)
+    return torch.float64 if is_wide else torch.float32
+
+
+# (batch row, first token, end) of every sequence.
+def _spans(cu_seqlens, batch, tokens):
+    if cu_seqlens is None:
+        return [(n, 0, tokens) for n in range(batch)]
+    _require(batch == 1, f"cu_seqlens needs one row of tokens, [1, total, ...], got {batch} rows")
+    _require(cu_seqlens.dtype in INDEX_DTYPES, f"cu_seqlens must be int32 or int64, got {cu_seqlens.dtype}")
+    _require(cu_seqlens.dim() == 1 and cu_seqlens.shape[0] >= 1, f"cu_seqlens must be [N + 1], got {cu_seqlens.shape}")
+    offsets = cu_seqlens.tolist()
+    ascending = all(first <= end for first, end in zip([0] + offsets, offsets + [tokens]))
+    _require(ascending, f"cu_seqlens must ascend within [0, {tokens}], got {offsets}")
+    return [(0, first, end) for first, end in zip(offsets[:-1], offsets[1:])]
+
+
+# One entry a sequence: its slot, or None for padding.
+def _slots(name, slots, sequences, pool, needs_all=False):
+    if slots is None:
+        _require(pool == sequences or not needs_all, f"{name}: without slots the pool must be {sequences}, got {pool}")
+        return [n if n < pool else None for n in range(sequences)]
+    _require(slots.dtype in INDEX_DTYPES, f"{name} must be int32 or int64, got {slots.dtype}")
+    _require(list(slots.shape) == [sequences], f"{name} must be [N] = [{sequences}], got {list(slots.shape)}")
+    return [slot if 0 <= slot < pool else None for slot in slots.tolist()]
+
+
+# A copy of each row's slot, widened; zeros for padding and where has_initial_state is False.
+def _gather(pool, rows, has_initial_state, dtype):
+    flags = [True] * len(rows) if has_initial_state is None else has_initial_state.tolist()
+    zero = torch.zeros(pool.shape[1:], dtype=dtype, device=pool.device)
+    picked = [pool[row].to(dtype) if row is not None and flag else zero for row, flag in zip(rows, flags)]
+    return torch.stack(picked) if picked else pool[:0].to(dtype)
+
+
+# The sequences put back where they lie in `like` ([B, ...]); zero between and after them.
+def _assemble(pieces, spans, like, token_dim, ragged):
+    if not ragged:
+        return torch.stack(pieces) if pieces else like.clone()
+    parts, position = [], 0
+    total = like.shape[1 + token_dim]
+
+    def gap(length):
+        sizes = list(like.shape[1:])
+        sizes[token_dim] = length
+        return torch.zeros(sizes, dtype=pieces[0].dtype if pieces else like.dtype, device=like.device)
+
+    for (_, first, end), piece in zip(spans, pieces):
+        parts += [gap(first - position), piece]
+        position = end
+    return torch.cat(parts + [gap(total - position)], token_dim).unsqueeze(0)
+
+
+def _result(value, out):
+    return value if out is None else out.copy_(value)

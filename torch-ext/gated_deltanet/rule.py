@@ -1,0 +1,406 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gated delta rule, and the state it carries."""
+
+import torch
+
+from . import reference
+from ._dispatch import HAS_CUDA, check_choice, check_inputs, has_kernel
+from ._ops import add_op_namespace_prefix, ops
+
+STATE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@torch.library.register_fake(add_op_namespace_prefix("gated_delta_rule"), allow_override=True)
+def _gated_delta_rule_fake(
+    q,
+    k,
+    v,
+    g,
+    beta,
+    initial_state,
+    state,
+    in_place,
+    out,
+    scale,
+    use_qk_l2norm,
+    gate_is_linear,
+    cu_seqlens,
+    slots,
+    out_slots,
+    has_initial_state,
+):
+    return None
+
+
+def new_state(batch, heads, key_dim, value_dim, *, dtype=torch.float32, device=None):
+    """A state that remembers nothing: zeros of shape [batch, heads, key_dim, value_dim].
+
+    Args:
+        batch: int, number of sequences, or of slots of a pool.
+        heads: int, number of value heads Hv.
+        key_dim: int, K.
+        value_dim: int, V.
+        dtype: float32 (default), bfloat16 or float16. Arithmetic on the state is float32 whatever it is stored in.
+        device: torch device; None: the current CUDA device where this build and this machine have one, else the CPU.
+
+    Returns:
+        A contiguous tensor of zeros, batch * heads * key_dim * value_dim * dtype.itemsize bytes.
+
+    Raises:
+        ValueError: dtype is none of those named.
+
+    Source: the name is that of phanerozoic/gated-deltanet.
+    """
+    check_choice("new_state", "dtype", dtype, STATE_DTYPES)
+    if device is None:
+        device = "cuda" if HAS_CUDA and torch.cuda.is_available() else "cpu"
+    return torch.zeros(batch, heads, key_dim, value_dim, dtype=dtype, device=device)
+
+
+def gated_delta_rule(
+    q,
+    k,
+    v,
+    g,
+    beta,
+    state,
+    *,
+    scale=None,
+    use_qk_l2norm=False,
+    cu_seqlens=None,
+    slots=None,
+    out_slots=None,
+    has_initial_state=None,
+    mode="auto",
+    gate_domain="log",
+    out=None,
+):
+    """The gated delta rule over T tokens, the state updated in place. One entry for prefill and decode.
+
+        S <- exp(g) S;   d = beta (v - S^T k);   S <- S + k d^T;   o = scale S^T q
+
+    Args:
+        q: [B, T, Hk, K] float32, bfloat16 or float16, any strides (views of one packed projection are fine).
+        k: [B, T, Hk, K] dtype of q, any strides.
+        v: [B, T, Hv, V] dtype of q, any strides. Hv is a multiple of Hk; value head h reads key head h // (Hv // Hk).
+            K and V are at most 256.
+        g: [B, T, Hv] float32, or a 16-bit float that is widened; natural-log decay, <= 0. None: no decay.
+        beta: [B, T, Hv] any of those dtypes, write strength after its sigmoid, in (0, 1) or (0, 2). None: ones.
+        state: [N, Hv, K, V], or a pool [slots, Hv, K, V], float32, bfloat16 or float16; K or V contiguous, so that a
+            V-first pool [slots, Hv, V, K] is passed as pool.transpose(-1, -2). Any stride between slots. Updated in
+            place; the states of slots that are not named stay as they are.
+        scale: float that multiplies the output; None: K ** -0.5.
+        use_qk_l2norm: x * rsqrt(sum(x^2) + 1e-6) on q and k first; a sum that overflows float32 gives a zero vector.
+        cu_seqlens: int32 or int64 [N + 1], first token of each sequence and the end; B is then 1. Empty sequences are
+            fine. Tokens outside every sequence get zero. None: N = B sequences of T tokens.
+        slots: int32 or int64 [N], any stride: sequence n reads and writes slot slots[n]. A slot outside [0, pool) is
+            padding: its output is zero and nothing is read or written, so -1 marks an unused row of a captured
+            graph. Slot 0 is a slot like any other: where block 0 means "none", map it to -1. Live slots of a call are
+            distinct. None: sequence n uses slot n, and the pool must have N slots.
+        out_slots: int32 or int64 [N], slots to write to instead; outside the pool: nothing is written. None: slots. No
+            sequence may write a slot that another one reads.
+        has_initial_state: bool [N], False: start from zero without reading the slot. None: all True.
+        mode: "recurrent", "chunk" or "auto". "recurrent" is the exact form. "chunk" and "auto" currently run the
+            recurrence too, and are as exact.
+        gate_domain: "log", or "linear" where g holds the decay exp(g) itself, in [0, 1].
+        out: [B, T, Hv, V] to write to; None: a new contiguous tensor of q's dtype.
+
+    Updated in place:
+        state. An empty sequence leaves its slot unchanged (zero with has_initial_state False).
+
+    Returns:
+        out, [B, T, Hv, V].
+
+    Raises:
+        ValueError: mode or gate_domain is none of those named.
+        TypeError: a tensor argument is no tensor, or scale no number.
+        RuntimeError: a shape, dtype, device or stride is not the one above, Hv is no multiple of Hk, or an input
+            requires grad under grad mode. Raised before anything is written. Bad values inside CUDA index tensors
+            cannot raise without waiting for the device; they are memory-safe.
+
+    All arithmetic on the state is float32 in a fixed order: T tokens at once give the same bits as any split of them
+    (with a float32 state), and a row's bits do not depend on the rest of the batch. Rounded: the output, once, and the
+    state, once per call and slot, to their dtypes. float32 output and state lie within 5.5e-7 relative RMS of
+    transformers' torch_recurrent_gated_delta_rule. Outside the contraction region (no l2norm and beta |k|^2 > 2) the
+    rule itself diverges, and so does the result.
+
+    Source: Yang, Kautz, Hatamizadeh, "Gated Delta Networks: Improving Mamba2 with Delta Rule" (arXiv 2412.06464).
+    """
+    check_choice("gated_delta_rule", "mode", mode, ("auto", "recurrent", "chunk"))
+    check_choice("gated_delta_rule", "gate_domain", gate_domain, ("log", "linear"))
+    check_inputs(
+        "gated_delta_rule",
+        optional=("g", "beta", "cu_seqlens", "slots", "out_slots", "has_initial_state", "out"),
+        q=q,
+        k=k,
+        v=v,
+        g=g,
+        beta=beta,
+        state=state,
+        cu_seqlens=cu_seqlens,
+        slots=slots,
+        out_slots=out_slots,
+        has_initial_state=has_initial_state,
+        out=out,
+    )
+    scale = _scale("gated_delta_rule", scale, q)
+    if not has_kernel("gated_delta_rule", q):
+        return reference.gated_delta_rule(
+            q,
+            k,
+            v,
+            g,
+            beta,
+            state,
+            scale=scale,
+            use_qk_l2norm=use_qk_l2norm,
+            cu_seqlens=cu_seqlens,
+            slots=slots,
+            out_slots=out_slots,
+            has_initial_state=has_initial_state,
+            gate_domain=gate_domain,
+            out=out,
+        )
+    if out is None:
+        out = q.new_empty(v.shape)
+    ops.gated_delta_rule(
+        q,
+        k,
+        v,
+        g,
+        beta,
+        None,
+        state,
+        True,
+        out,
+        scale,
+        bool(use_qk_l2norm),
+        gate_domain == "linear",
+        cu_seqlens,
+        slots,
+        out_slots,
+        has_initial_state,
+    )
+    return out
+
+
+def chunk_gated_delta_rule(
+    q,
+    k,
+    v,
+    g=None,
+    gk=None,
+    gv=None,
+    beta=None,
+    scale=None,
+    initial_state=None,
+    output_final_state=False,
+    use_qk_l2norm_in_kernel=False,
+    state_v_first=False,
+    cu_seqlens=None,
+):
+    """The gated delta rule under flash-linear-attention's name for prefill, functional.
+
+        S <- exp(g) S;   d = beta (v - S^T k);   S <- S + k d^T;   o = scale S^T q
+
+    Args:
+        q: [B, T, Hk, K] float32, bfloat16 or float16, any strides.
+        k: [B, T, Hk, K] dtype of q, any strides.
+        v: [B, T, Hv, V] dtype of q, any strides. Hv is a multiple of Hk; value head h reads key head h // (Hv // Hk).
+        g: [B, T, Hv] float32 (or 16-bit, widened), natural-log decay, <= 0. None: no decay.
+        gk: not supported, must be None: a decay for each key element is another rule.
+        gv: not supported, must be None.
+        beta: [B, T, Hv] any float dtype, write strength after its sigmoid. None: ones.
+        scale: float that multiplies the output; None: K ** -0.5.
+        initial_state: [N, Hv, K, V] float32, bfloat16 or float16, only read. None: zeros.
+        output_final_state: whether the final state is returned.
+        use_qk_l2norm_in_kernel: x * rsqrt(sum(x^2) + 1e-6) on q and k first.
+        state_v_first: both states are [N, Hv, V, K].
+        cu_seqlens: int32 or int64 [N + 1], first token of each sequence and the end; B is then 1. Tokens outside every
+            sequence get zero. None: N = B.
+
+    Returns:
+        (o, final_state): o [B, T, Hv, V] of q's dtype; final_state [N, Hv, K, V] (or V-first) of initial_state's dtype,
+        float32 without one, or None unless output_final_state. Both are new tensors; no input is written.
+
+    Raises:
+        ValueError: gk or gv is given.
+        TypeError: a tensor argument is no tensor, scale no number, or a keyword is unknown.
+        RuntimeError: as gated_delta_rule; also when an input requires grad under grad mode.
+
+    Exactness is that of gated_delta_rule with mode="auto", which currently runs the exact recurrence.
+
+    Source: as gated_delta_rule; names and keywords are those of flash-linear-attention.
+    """
+    return _functional(
+        "chunk_gated_delta_rule",
+        q,
+        k,
+        v,
+        g,
+        gk,
+        gv,
+        beta,
+        scale,
+        initial_state,
+        output_final_state,
+        use_qk_l2norm_in_kernel,
+        state_v_first,
+        cu_seqlens,
+    )
+
+
+def fused_recurrent_gated_delta_rule(
+    q,
+    k,
+    v,
+    g=None,
+    gk=None,
+    gv=None,
+    beta=None,
+    scale=None,
+    initial_state=None,
+    output_final_state=False,
+    use_qk_l2norm_in_kernel=False,
+    state_v_first=False,
+    cu_seqlens=None,
+):
+    """The gated delta rule under flash-linear-attention's name for decode, functional and exact.
+
+        S <- exp(g) S;   d = beta (v - S^T k);   S <- S + k d^T;   o = scale S^T q
+
+    Args:
+        q: [B, T, Hk, K] float32, bfloat16 or float16, any strides.
+        k: [B, T, Hk, K] dtype of q, any strides.
+        v: [B, T, Hv, V] dtype of q, any strides. Hv is a multiple of Hk; value head h reads key head h // (Hv // Hk).
+        g: [B, T, Hv] float32 (or 16-bit, widened), natural-log decay, <= 0. None: no decay.
+        gk: not supported, must be None: a decay for each key element is another rule.
+        gv: not supported, must be None.
+        beta: [B, T, Hv] any float dtype, write strength after its sigmoid. None: ones.
+        scale: float that multiplies the output; None: K ** -0.5.
+        initial_state: [N, Hv, K, V] float32, bfloat16 or float16, only read. None: zeros.
+        output_final_state: whether the final state is returned.
+        use_qk_l2norm_in_kernel: x * rsqrt(sum(x^2) + 1e-6) on q and k first.
+        state_v_first: both states are [N, Hv, V, K].
+        cu_seqlens: int32 or int64 [N + 1], first token of each sequence and the end; B is then 1. Tokens outside every
+            sequence get zero. None: N = B.
+
+    Returns:
+        (o, final_state): o [B, T, Hv, V] of q's dtype; final_state [N, Hv, K, V] (or V-first) of initial_state's dtype,
+        float32 without one, or None unless output_final_state. Both are new tensors; no input is written.
+
+    Raises:
+        ValueError: gk or gv is given.
+        TypeError: a tensor argument is no tensor, scale no number, or a keyword is unknown.
+        RuntimeError: as gated_delta_rule; also when an input requires grad under grad mode.
+
+    Exactness is that of gated_delta_rule with mode="recurrent".
+
+    Source: as gated_delta_rule; names and keywords are those of flash-linear-attention.
+    """
+    return _functional(
+        "fused_recurrent_gated_delta_rule",
+        q,
+        k,
+        v,
+        g,
+        gk,
+        gv,
+        beta,
+        scale,
+        initial_state,
+        output_final_state,
+        use_qk_l2norm_in_kernel,
+        state_v_first,
+        cu_seqlens,
+    )
+
+
+def _scale(op, scale, q):
+    if scale is None:
+        return q.shape[-1] ** -0.5
+    if not isinstance(scale, (int, float)):
+        raise TypeError(f"{op}: scale must be a number or None, got {type(scale).__name__}")
+    return float(scale)
+
+
+def _functional(
+    op,
+    q,
+    k,
+    v,
+    g,
+    gk,
+    gv,
+    beta,
+    scale,
+    initial_state,
+    output_final_state,
+    use_qk_l2norm_in_kernel,
+    state_v_first,
+    cu_seqlens,
+):
+    for name, gate in (("gk", gk), ("gv", gv)):
+        if gate is not None:
+            raise ValueError(f"{op}: {name} is not supported, the decay of this rule is one number g per head")
+    check_inputs(
+        op,
+        optional=("g", "beta", "initial_state", "cu_seqlens"),
+        q=q,
+        k=k,
+        v=v,
+        g=g,
+        beta=beta,
+        initial_state=initial_state,
+        cu_seqlens=cu_seqlens,
+    )
+    scale = _scale(op, scale, q)
+    if not has_kernel(op, q):
+        return getattr(reference, op)(
+            q,
+            k,
+            v,
+            g=g,
+            beta=beta,
+            scale=scale,
+            initial_state=initial_state,
+            output_final_state=output_final_state,
+            use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
+            state_v_first=state_v_first,
+            cu_seqlens=cu_seqlens,
+        )
+    for name, tensor, dims in (("q", q, "[B, T, Hk, K]"), ("v", v, "[B, T, Hv, V]")):
+        if tensor.dim() != 4:
+            raise ValueError(f"{op}: {name} must be {dims}, got {list(tensor.shape)}")
+    read = initial_state
+    final_state = written = None
+    if output_final_state:
+        sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        heads, key_dim, value_dim = v.shape[2], q.shape[3], v.shape[3]
+        dims = (value_dim, key_dim) if state_v_first else (key_dim, value_dim)
+        has_dtype = initial_state is not None and initial_state.dtype in STATE_DTYPES  # the op says what it refuses
+        dtype = initial_state.dtype if has_dtype else torch.float32
+        final_state = written = torch.empty(sequences, heads, *dims, dtype=dtype, device=q.device)
+    if state_v_first:
+        read = None if read is None else read.transpose(-1, -2)
+        written = None if written is None else written.transpose(-1, -2)
+    out = q.new_empty(v.shape)
+    ops.gated_delta_rule(
+        q,
+        k,
+        v,
+        g,
+        beta,
+        read,
+        written,
+        False,
+        out,
+        scale,
+        bool(use_qk_l2norm_in_kernel),
+        False,
+        cu_seqlens,
+        None,
+        None,
+        None,
+    )
+    return out, final_state

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// The schemas, with what each op writes, and one line per op that ties it to csrc/api. The functions themselves look at
+// the device, so both backends register the same ones.
+#include "torch_binding.h"
+
+#include <torch/csrc/stable/library.h>
+
+#include "registration.h"
+
+STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
+  ops.def(
+      "gated_delta_rule(Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? beta, Tensor? initial_state, "
+      "Tensor(a!)? state, bool in_place, Tensor(b!) out, float scale, bool use_qk_l2norm, bool gate_is_linear, Tensor? cu_seqlens, "
+      "Tensor? slots, Tensor? out_slots, Tensor? has_initial_state) -> ()");
+  ops.def(
+      "causal_conv1d(Tensor x, Tensor weight, Tensor? bias, Tensor(a!)? conv_state, Tensor(b!) out, bool use_silu, "
+      "bool write_state, Tensor? cu_seqlens, Tensor? seq_idx, Tensor? slots, Tensor? has_initial_state) -> ()");
+  ops.def(
+      "causal_conv1d_update(Tensor x, Tensor(a!) conv_state, Tensor weight, Tensor? bias, Tensor(b!) out, "
+      "bool use_silu, Tensor? slots) -> ()");
+  ops.def(
+      "gated_delta_gates(Tensor a, Tensor b, Tensor A_log, Tensor dt_bias, Tensor(a!) g, Tensor(b!) beta, "
+      "bool allow_neg_eigval) -> ()");
+  ops.def(
+      "rms_norm_gated(Tensor x, Tensor z, Tensor weight, Tensor(a!) out, float eps, bool use_silu, "
+      "bool norm_before_gate, int group_size) -> ()");
+}
+
+namespace {
+
+void register_ops(torch::stable::detail::StableLibrary& ops) {
+  ops.impl("gated_delta_rule", TORCH_BOX(&gdn::api::gated_delta_rule));
+  ops.impl("causal_conv1d", TORCH_BOX(&gdn::api::causal_conv1d));
+  ops.impl("causal_conv1d_update", TORCH_BOX(&gdn::api::causal_conv1d_update));
+  ops.impl("gated_delta_gates", TORCH_BOX(&gdn::api::gated_delta_gates));
+  ops.impl("rms_norm_gated", TORCH_BOX(&gdn::api::rms_norm_gated));
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CPU, ops) { register_ops(ops); }
+
+#if defined(CUDA_KERNEL)
+STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CUDA, ops) { register_ops(ops); }
+#endif
+
+REGISTER_EXTENSION(TORCH_EXTENSION_NAME)

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the binding registers: one function per op, defined in csrc/api. Each writes into tensors that it is given.
+#pragma once
+
+#include <optional>
+
+#include <torch/csrc/stable/tensor.h>
+
+namespace gdn::api {
+
+using torch::stable::Tensor;
+using OptionalTensor = std::optional<Tensor>;
+
+// in_place: the sequences start from what `state` holds. Otherwise they start from initial_state (zero without one) and
+// `state` is only written.
+void gated_delta_rule(Tensor q, Tensor k, Tensor v, OptionalTensor g, OptionalTensor beta, OptionalTensor initial_state,
+                      OptionalTensor state, bool in_place, Tensor out, double scale, bool use_qk_l2norm, bool gate_is_linear,
+                      OptionalTensor cu_seqlens, OptionalTensor slots, OptionalTensor out_slots,
+                      OptionalTensor has_initial_state);
+
+void causal_conv1d(Tensor x, Tensor weight, OptionalTensor bias, OptionalTensor conv_state, Tensor out, bool use_silu,
+                   bool write_state, OptionalTensor cu_seqlens, OptionalTensor seq_idx, OptionalTensor slots,
+                   OptionalTensor has_initial_state);
+
+void causal_conv1d_update(Tensor x, Tensor conv_state, Tensor weight, OptionalTensor bias, Tensor out, bool use_silu,
+                          OptionalTensor slots);
+
+void gated_delta_gates(Tensor a, Tensor b, Tensor A_log, Tensor dt_bias, Tensor g, Tensor beta, bool allow_neg_eigval);
+
+void rms_norm_gated(Tensor x, Tensor z, Tensor weight, Tensor out, double eps, bool use_silu, bool norm_before_gate,
+                    int64_t group_size);
+
+}  // namespace gdn::api
