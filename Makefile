@@ -10,7 +10,7 @@ GPUS := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/
 GPU_ARCH ?= $(if $(GPUS),native,9.0)
 OUT ?= benchmarks/results
 
-.PHONY: demo test test-gpu build build-all bench digest lint clean
+.PHONY: demo test test-gpu bench-gpu sanitize build build-all bench digest lint clean
 
 demo: build
 	$(VENV_PYTHON) examples/generate.py
@@ -18,9 +18,15 @@ demo: build
 test: build
 	$(VENV_PYTHON) -m pytest tests
 
-# Against a variant that is already built, with the packages that PYTHON has: no virtual environment, no network.
+# These three: a variant that is already built, with the packages that PYTHON has, no virtual environment, no network.
 test-gpu:
 	$(PYTHON) -m pytest tests --device cuda
+
+bench-gpu:
+	$(PYTHON) benchmarks/run_all.py $(OUT)
+
+sanitize:
+	$(PYTHON) tests/sanitize.py
 
 build: $(INSTALLED)
 	$(BUILD) --arch $(GPU_ARCH)

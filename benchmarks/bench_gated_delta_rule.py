@@ -33,7 +33,8 @@ def bench_recurrent(kernel, report):
             elements = batch * length * VALUE_HEADS * HEAD_DIM * HEAD_DIM
             floor = elements * FFMA_PER_STATE_ELEMENT / (FP32_LANES * BOOST_HZ) * 1e6
             time = graph_microseconds([call], replays=10)
-            report.row("recurrent", f"{batch}x{length}", str(dtype)[6:], "float32", "K-first", time, floor, time / floor)
+            shape, name = f"{batch}x{length}", str(dtype)[6:]
+            report.row("recurrent", shape, name, "float32", "K-first", time, floor, time / floor)
 
 
 def bench_decode(kernel, report, bandwidth):

@@ -125,3 +125,30 @@ def release_gpu_memory(request):
     yield
     if request.node.get_closest_marker("large"):
         torch.cuda.empty_cache()
+
+
+@pytest.fixture(scope="module")
+def one_thread():
+    """Threads only get in each other's way in models this small: up to ten times slower on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def pair(kernel, device):
+    """(model, the same model for our layers) of a family, head dim, width and dtype; takes the layers out again."""
+    from . import models
+
+    made = []
+
+    def make(family="dense", head_dim=16, width=4, dtype=torch.float32):
+        # Made twice: a deep copy would have its own copies of transformers' function slots, which nobody calls.
+        eager, with_kernel = (models.tiny_model(family, head_dim, width, device, dtype) for _ in range(2))
+        made.append(with_kernel)
+        return eager, with_kernel
+
+    yield make
+    for model in made:
+        models.put_in(model, ())

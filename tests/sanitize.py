@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 # initcheck would also report what torch itself leaves unwritten; only our kernels are looked at
-KERNELS = "regex:.*gdn.*"
+KERNELS = "kernel_substring=gdn"
 
 
 def run_rule(kernel, torch):

@@ -106,6 +106,11 @@ def test_every_source_is_listed():
     assert sorted(set(cxx_files()) - set(PROJECT.listed())) == []
 
 
+def test_nothing_is_listed_twice():
+    sources = [source for section in PROJECT.sections for source in section.sources]
+    assert sorted(sources) == PROJECT.listed()
+
+
 def missing_includes(root, listed):
     return sorted(
         {f"{path} includes {name}" for path in listed for name in local_includes(path, root) if name not in listed}
@@ -416,7 +421,7 @@ edition = 5
 license = "Apache-2.0"
 backends = ["cpu"]
 [torch]
-src = ["torch-ext/binding.cpp", "csrc/one.h", "csrc/one.cpp"]
+src = ["torch-ext/binding.cpp", "csrc/one.cpp"]
 [torch.stable-abi]
 cpu = "2.10"
 [kernel.small_cpu]
@@ -465,6 +470,19 @@ def test_local_build_is_incremental(small_project, capfd):
     assert first != second and [path.name for path in folder.glob("*.so")] == [f"{second}.abi3.so"]
     load = f"import sys; sys.path.insert(0, {str(folder)!r}); import torch, {second}"
     assert subprocess.run([sys.executable, "-B", "-c", load], cwd=small_project, check=False).returncode == 0
+
+
+def test_sources_that_change_during_the_build_raise(small_project, monkeypatch):
+    """Objects of one state of the sources never get the name of another."""
+    from tools.local_build import arguments
+
+    compiler = small_project / "compiler"
+    compiler.write_text(f'#!/bin/sh\necho "// more" >> {small_project}/csrc/one.h\nexec g++ "$@"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    with pytest.raises(BuildError, match="changed while"):
+        build_kernel(Project(small_project), arguments().parse_args(["build_kernel", "--backend", "cpu"]))
+    assert not (small_project / "build").exists()
 
 
 def test_local_build_says_what_is_missing(small_project, monkeypatch):

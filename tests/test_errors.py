@@ -167,6 +167,7 @@ RAGGED = [
     *(("has_initial_state", fault) for fault in FLAGS),
 ]
 RAGGED_CONV = [(name, fault) for name, fault in RAGGED if name != "out_slots"]
+RAGGED_CONV += [("out", fault) for fault in (extra_dim, double, as_list, one_short(0), one_short(1), overlapping)]
 CONV = [
     ("x", flat), ("x", double), ("x", integer), ("x", as_list), ("x weight out", one_short(1)), ("x", extra_dim),
     ("weight", flat), ("weight", double), ("weight", as_list), ("weight", one_short(0)), ("weight", one_more(0)),
@@ -190,12 +191,14 @@ NORM = [
     ("x", double), ("x", integer), ("x", as_list), ("x z weight", one_short(3)), ("z", double), ("z", as_list),
     ("z", one_short(0)), ("z", one_short(3)), ("z x", flat), ("weight", double), ("weight", one_short(0)),
     ("weight", one_more(0)), ("weight", extra_dim), ("weight", as_list), ("activation", value("relu")),
-    ("activation", value(None)), ("group_size", value(5)), ("group_size", value(0)),
+    ("activation", value(None)), ("eps", value("1e-6")), ("eps", value(torch.ones(()))),
+    ("group_size", value(5)), ("group_size", value(0)),
     ("group_size", value(-24)), ("group_size", value(48)),
 ]  # fmt: skip
 FUNCTIONAL_FAULTS = [
     *VECTORS,
     *(("initial_state", fault) for fault in STATES),
+    ("cu_seqlens", value(torch.tensor(5))), ("cu_seqlens", value(torch.zeros(0, dtype=torch.long))),
     ("gk", value(torch.zeros(3, 5, 4, 16))), ("gv", value(torch.zeros(3, 5, 4, 24))), ("scale", value("1")),
 ]  # fmt: skip
 
@@ -376,3 +379,11 @@ def test_check_notices_a_written_tensor(device):
 
     with pytest.raises(AssertionError):
         check_raises(Sloppy, "op", ["state"], {"state": torch.ones(2, device=device)})
+
+
+def test_output_over_an_input_raises(kernel, device):
+    faulty = rule_arguments(device)
+    check_raises(kernel, "gated_delta_rule", ["out", "v"], {**faulty, "out": faulty["v"]})
+    faulty = conv_arguments(device)
+    for op, fault in (("causal_conv1d", faulty), ("causal_conv1d_update", faulty)):
+        check_raises(kernel, op, ["out", "x"], {**fault, "out": fault["x"]})

@@ -382,7 +382,9 @@ CONV_OPTIONAL = ("bias", "activation", "conv_state", "slots", "has_initial_state
 
 
 @pytest.mark.parametrize(
-    "given", itertools.product((False, True), repeat=len(CONV_OPTIONAL)), ids=lambda g: "".join("01"[i] for i in g)
+    "given",
+    list(itertools.product((False, True), repeat=len(CONV_OPTIONAL))),
+    ids=lambda g: "".join("01"[i] for i in g),
 )
 def test_optional_arguments_of_the_conv(kernel, device, given):
     """C76: slots without a conv_state raises"""

@@ -67,6 +67,13 @@ def test_padding_rows_of_several_tokens(kernel, device, op, dtype, tokens):
 
 
 @each_op
+def test_pool_of_no_slots_makes_every_row_padding(kernel, device, op):
+    """An empty tensor has no address, but it is given"""
+    inputs, slots = move(op.inputs(3), device), torch.arange(3, device=device)
+    assert_zero(op.call(kernel, inputs, op.pool(4)[:0].to(device), slots))
+
+
+@each_op
 def test_padding_row_leaves_slot_zero_alone(kernel, device, op):
     """C2: 100 repetitions, the live row is bitwise what it is alone"""
     inputs = move(op.inputs(3), device)

@@ -41,7 +41,10 @@ NEVER_HOLDS = {
     "common": [
         (r"\basm\b|__CUDA_ARCH__ *[<>=!]|__CUDA_ARCH_(?!_\b)", "host or device is asked here, not which device")
     ],
-    "cpu": [(r"\basm\b|\bat::|\btorch::", "neither instructions by name nor torch")],
+    "cpu": [
+        (r"\basm\b|\bat::|\btorch::", "neither instructions by name nor torch"),
+        (r"\b(?:CPU_KERNEL|CUDA_KERNEL|USE_CUDA|TORCH_\w+)\b", "compiled once for all variants, so it knows of none"),
+    ],
     "ptx": [],
     "tile": [(r"\basm\b|__CUDA_ARCH", "instructions and architectures belong in ptx/"), (r"\bblockIdx\b", "no grid")],
     "kernel": [(r"\basm\b|__CUDA_ARCH", "instructions and architectures belong in ptx/")],
@@ -211,7 +214,7 @@ def test_planted_include_is_found(tmp_path, path, line):
 @pytest.mark.parametrize(
     ("path", "line"),
     [
-        ("csrc/cuda/recurrent.cu", 'asm volatile("bar.sync 0;");'),
+        ("csrc/cuda/recurrent/kernel.cuh", 'asm volatile("bar.sync 0;");'),
         ("csrc/cuda/chunk_sm90/kernel.cuh", "#if __CUDA_ARCH_FEAT_SM90_ALL"),
         ("csrc/cuda/chunk_sm90/kernel.cuh", "kernel<<<1, 32>>>();"),
         ("csrc/cuda/tile/copy.cuh", "int x = blockIdx.x;"),

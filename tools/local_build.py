@@ -6,7 +6,7 @@
     python setup.py kernel_resources
 
 The result has the layout, the names and the metadata of kernel-builder's, so `kernels` loads it the same way. Objects,
-generated files and ptxas' reports (registers, spills) stay in .build/<variant>/, outside what `kernels` looks at.
+generated files and ptxas' reports (registers, spills) stay in .build/, outside what `kernels` looks at.
 Published builds come from kernel-builder itself.
 """
 
@@ -33,6 +33,7 @@ from tools.toolchain import Cuda, Torch, find_compiler, find_cuda, find_ninja, f
 
 ROOT = Path(__file__).resolve().parent.parent
 BINDING = "torch-ext"  # the only room whose sources see TORCH_EXTENSION_NAME, hence the only ones it rebuilds
+SHARED = ("csrc/cpu/", ".build/generated/")  # sources without torch and backend: compiled once for all variants
 
 # The macros that kernel-builder's header of the same name gives a binding. Written against Python's stable ABI without
 # Python.h, so that a machine needs no Python headers to build the extension.
@@ -87,7 +88,7 @@ def add_op_namespace_prefix(op_name: str):
 
 NINJA_RULES = """\
 ninja_required_version = 1.5
-builddir = {work}
+builddir = .build
 
 rule cxx
   command = {compiler} -MD -MF $out.d $flags -c $in -o $out
@@ -156,9 +157,17 @@ def common_flags(variant: Variant) -> list[str]:
     }[variant.backend]
     defines += [f"-DTORCH_TARGET_VERSION={major << 56 | minor << 48:#018x}", "-DPy_LIMITED_API=0x03090000"]
     system = variant.torch.include_dirs() + ([variant.cuda.include] if variant.cuda else [])
+    return [*shared_flags(variant), *defines, *(flag for path in system for flag in ("-isystem", str(path)))]
+
+
+def shared_flags(variant: Variant) -> list[str]:
+    """The part of it that is the same for every variant."""
     optimise = ["-O0", "-g"] if variant.debug else ["-O3", "-DNDEBUG"]
-    includes = ["-Icsrc", "-I.build/generated"] + [flag for path in system for flag in ("-isystem", str(path))]
-    return [*optimise, *defines, *includes]
+    return [*optimise, "-Icsrc", "-I.build/generated"]
+
+
+def is_shared(source: str) -> bool:
+    return source.startswith(SHARED)
 
 
 def host_flags(variant: Variant) -> list[str]:
@@ -173,7 +182,8 @@ def host_flags(variant: Variant) -> list[str]:
 
 
 def source_flags(variant: Variant, section: Section, source: str) -> list[str]:
-    flags = common_flags(variant) + [f"-I{folder}" for folder in section.include]
+    flags = shared_flags(variant) if is_shared(source) else common_flags(variant)
+    flags += [f"-I{folder}" for folder in section.include]
     if source.startswith(BINDING):
         flags.append(f"-DTORCH_EXTENSION_NAME={variant.project.ops_name(variant.backend)}")
     if not source.endswith(".cu"):
@@ -188,7 +198,7 @@ def ninja_file(variant: Variant) -> str:
     """The whole build of one variant as build.ninja."""
     compiler = find_compiler()
     nvcc = f"{variant.cuda.nvcc} -ccbin {compiler}" if variant.cuda else ""
-    text = NINJA_RULES.format(work=variant.work, compiler=compiler, nvcc=nvcc, ptxas_lines=PTXAS_LINES)
+    text = NINJA_RULES.format(compiler=compiler, nvcc=nvcc, ptxas_lines=PTXAS_LINES)
     generated = Section("generated", None, (".build/generated/single_threaded.cpp",), (), (), (), ())
     objects = {}
     for section in [*variant.project.sections_for(variant.backend), generated]:
@@ -197,7 +207,8 @@ def ninja_file(variant: Variant) -> str:
                 raise BuildError(f"build.toml lists {source} twice for {variant.backend}")
             if source.endswith(".cu") and section.backend != "cuda":
                 raise BuildError(f"build.toml lists {source} in [{section.name}], it belongs to a cuda section")
-            objects[source] = str(variant.work / "obj" / f"{source}.o")
+            folder = Path(".build/shared") if is_shared(source) else variant.work
+            objects[source] = str(folder / "obj" / f"{source}.o")
             rule = "nvcc" if source.endswith(".cu") else "cxx"
             text += f"build {objects[source]}: {rule} {source}\n"
             text += f"  flags = {quoted(source_flags(variant, section, source))}\n"
@@ -305,6 +316,8 @@ def build(variant: Variant, archs: list[str] | None, jobs: int) -> Path:
     if subprocess.run(command, cwd=root).returncode:
         raise BuildError(f"{variant.name} did not compile; ninja's output above says where")
     library = root / variant.work / "extension.so"
+    if Project(root).digest != project.digest:
+        raise BuildError(f"the sources changed while {variant.name} was compiled; build again")
     if missing := loose_symbols(library):
         raise BuildError(f"{variant.name} needs what no listed source defines: {', '.join(missing)}")
     folder = root / "build" / variant.name
@@ -337,10 +350,11 @@ def variants(project: Project, options: argparse.Namespace) -> list[Variant]:
 
 
 def build_kernel(project: Project, options: argparse.Namespace) -> None:
-    validate(project.root)
     (project.root / ".build").mkdir(exist_ok=True)
     with open(project.root / ".build/lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two builds in one checkout take turns
+        project = Project(project.root)  # as the sources are now, after the wait
+        validate(project.root)
         for variant in variants(project, options):
             archs = variant.archs()
             folder = build(variant, archs, options.jobs)
@@ -376,7 +390,7 @@ def main() -> None:
     try:
         project = Project(ROOT)
         if options.command == "source_digest":
-            print(project.digest())
+            print(project.digest)
         elif options.command == "kernel_resources":
             print(table(report(ROOT)))
         else:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is built: build.toml, the digest of the sources it lists, and the CUDA architectures of each section."""
 
+import functools
 import hashlib
 import re
 import tomllib
@@ -68,8 +69,12 @@ class Project:
             if path.suffix.lstrip(".") in self.python_extensions and path.name not in GENERATED
         )
 
+    @functools.cached_property
     def digest(self) -> str:
-        """SHA-256 over paths and contents of build.toml, every file it lists and the Python package."""
+        """SHA-256 over paths and contents of build.toml, every file it lists and the Python package.
+
+        Taken once: one build carries one name, whatever happens to the files meanwhile.
+        """
         package = self.package.relative_to(self.root)
         python = [(package / path).as_posix() for path in self.python_files()]
         total = hashlib.sha256()
@@ -83,7 +88,7 @@ class Project:
 
     def ops_name(self, backend: str) -> str:
         """The extension's and the op namespace's name. It carries the digest, so it names these very sources."""
-        return f"_{self.python_name}_{backend}_{self.digest()[:7]}"
+        return f"_{self.python_name}_{backend}_{self.digest[:7]}"
 
 
 def _section(name: str, table: dict) -> Section:

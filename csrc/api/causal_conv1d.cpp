@@ -21,6 +21,7 @@ ConvParams conv_params(const Checker& check, const Tensor& x, const Tensor& weig
   check.require(params.width >= kMinWidth && params.width <= kMaxWidth, "weight", "[C, W] with W 2 to 4", weight);
   params.x = check.view("x", x, {params.B, params.C, params.T}, "[B, C, T]");
   params.out = check.written("out", out, {params.B, params.C, params.T}, "[B, C, T]");
+  check.require_apart("out", out, "x", x);
   params.weight = check.view("weight", weight, {params.C, params.width}, "[C, W]");
   params.bias = check.view("bias", bias, {params.C}, "[C]");
   params.use_silu = use_silu;

@@ -86,6 +86,13 @@ bool elements_overlap(const Tensor& tensor) {
   return false;
 }
 
+// Where its elements are. A tensor without any has no address, but it is given: a pool of no slots makes every row padding.
+void* data_of(const Tensor& tensor) {
+  alignas(16) static char nowhere[16];
+  void* const data = tensor.data_ptr();
+  return data == nullptr ? nowhere : data;
+}
+
 bool is_index_dtype(ScalarType dtype) { return dtype == ScalarType::Int || dtype == ScalarType::Long; }
 
 IndexView index_view(const Tensor& tensor) {
@@ -99,12 +106,12 @@ Checker::Checker(const char* op, const char* anchor_name, const Tensor& anchor)
   require(anchor.is_cpu() || anchor.is_cuda(), anchor_name, "on a CPU or CUDA device", anchor);
 }
 
-void Checker::require(bool ok, const std::string& message) const {
-  if (!ok) throw std::runtime_error(std::string(op_) + ": " + message);
+void Checker::require(bool ok, std::string_view message) const {
+  if (!ok) throw std::runtime_error(std::string(op_) + ": " + std::string(message));
 }
 
-void Checker::require(bool ok, const char* name, const std::string& accepted, const Tensor& got) const {
-  if (!ok) require(false, std::string(name) + " must be " + accepted + ", got " + describe(got));
+void Checker::require(bool ok, const char* name, std::string_view accepted, const Tensor& got) const {
+  if (!ok) require(false, std::string(name) + " must be " + std::string(accepted) + ", got " + describe(got));
 }
 
 void Checker::require_same_device(const char* name, const Tensor& tensor) const {
@@ -120,8 +127,14 @@ void Checker::require_dim(const char* name, const Tensor& tensor, int64_t dim, c
 
 void Checker::require_same_dtype(const char* name, const Tensor& tensor, const char* other_name,
                                  const Tensor& other) const {
-  require(tensor.scalar_type() == other.scalar_type(), name,
-          std::string(dtype_name(other.scalar_type())) + " like " + other_name, tensor);
+  if (tensor.scalar_type() == other.scalar_type()) return;
+  require(false, name, std::string(dtype_name(other.scalar_type())) + " like " + other_name, tensor);
+}
+
+void Checker::require_apart(const char* name, const Tensor& written, const char* input_name,
+                            const Tensor& input) const {
+  const bool apart = written.numel() == 0 || written.data_ptr() != input.data_ptr();
+  require(apart, name, std::string("memory of its own, not ") + input_name + "'s", written);
 }
 
 void Checker::require_dtype(const char* name, const Tensor& tensor, DType dtype) const {
@@ -136,7 +149,7 @@ View Checker::view(const char* name, const Tensor& tensor, std::initializer_list
   if (!has_sizes(tensor, sizes)) {
     require(false, name, std::string(dims) + " = [" + sizes_text(sizes) + "]", tensor);
   }
-  View view{tensor.data_ptr(), to_dtype(tensor.scalar_type()), {0, 0, 0, 0}};
+  View view{data_of(tensor), to_dtype(tensor.scalar_type()), {0, 0, 0, 0}};
   for (int64_t i = 0; i < tensor.dim(); ++i) view.stride[i] = tensor.stride(i);
   return view;
 }
@@ -198,8 +211,8 @@ int64_t num_sequences(const Checker& check, const OptionalTensor& cu_seqlens, in
 }
 
 void require_pool(const Checker& check, const char* name, const Tensor& pool, bool has_slots, int64_t N) {
-  check.require(has_slots || pool.size(0) == N, name,
-                "one entry a sequence, " + std::to_string(N) + ", when slots is not given", pool);
+  if (has_slots || pool.size(0) == N) return;
+  check.require(false, name, "one entry a sequence, " + std::to_string(N) + ", when slots is not given", pool);
 }
 
 void parallel_for(int64_t begin, int64_t end, int64_t grain, void (*body)(int64_t, int64_t, void*), void* context) {

@@ -6,6 +6,7 @@
 #include <initializer_list>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include <torch/csrc/stable/tensor.h>
 
@@ -23,9 +24,9 @@ class Checker {
   Checker(const char* op, const char* anchor_name, const Tensor& anchor);
 
   // Raises "op: name must be accepted, got <tensor>" unless ok.
-  void require(bool ok, const char* name, const std::string& accepted, const Tensor& got) const;
+  void require(bool ok, const char* name, std::string_view accepted, const Tensor& got) const;
   // Raises "op: message" unless ok: for what no single tensor shows.
-  void require(bool ok, const std::string& message) const;
+  void require(bool ok, std::string_view message) const;
 
   // A float tensor of these sizes, read. `dims` names them for the message: "[B, T, Hk, K]". Missing optional: not given.
   View view(const char* name, const Tensor& tensor, std::initializer_list<int64_t> sizes, const char* dims) const;
@@ -44,6 +45,8 @@ class Checker {
   void require_same_dtype(const char* name, const Tensor& tensor, const char* other_name, const Tensor& other) const;
   void require_dtype(const char* name, const Tensor& tensor, DType dtype) const;
 
+  // A written tensor that begins where an input begins: the backends read and write in different orders.
+  void require_apart(const char* name, const Tensor& written, const char* input_name, const Tensor& input) const;
   void require_same_device(const char* name, const Tensor& tensor) const;
 
   bool on_cuda() const { return on_cuda_; }

@@ -22,9 +22,10 @@ Dims rule_dims(const Checker& check, const Tensor& q, const Tensor& v, const Opt
   check.require_dim("v", v, 4, "[B, T, Hv, V]");
   Dims dims{q.size(0), q.size(1), 0, q.size(2), v.size(2), q.size(3), v.size(3)};
   dims.N = num_sequences(check, cu_seqlens, dims.B);
-  const std::string heads = std::to_string(dims.Hv) + " value heads over " + std::to_string(dims.Hk) + " key heads";
-  check.require(dims.Hk > 0 && dims.Hv > 0 && dims.Hv % dims.Hk == 0,
-                "v must have a multiple of q's heads (Hv % Hk == 0), got " + heads);
+  if (dims.Hk < 1 || dims.Hv < 1 || dims.Hv % dims.Hk != 0) {
+    check.require(false, "v must have a multiple of q's heads (Hv % Hk == 0), got " + std::to_string(dims.Hv) +
+                             " value heads over " + std::to_string(dims.Hk) + " key heads");
+  }
   check.require(dims.K >= 1 && dims.K <= kMaxHeadDim, "q", "of head dim 1 to 256", q);
   check.require(dims.V >= 1 && dims.V <= kMaxHeadDim, "v", "of head dim 1 to 256", v);
   return dims;
@@ -48,6 +49,7 @@ void gated_delta_rule(Tensor q, Tensor k, Tensor v, OptionalTensor g, OptionalTe
   params.g = check.view("g", g, {dims.B, dims.T, dims.Hv}, "[B, T, Hv]");
   params.beta = check.view("beta", beta, {dims.B, dims.T, dims.Hv}, "[B, T, Hv]");
   params.out = check.written("out", out, {dims.B, dims.T, dims.Hv, dims.V}, "[B, T, Hv, V]");
+  check.require_apart("out", out, "v", v);
 
   params.slots = check.index("slots", slots, dims.N);
   params.out_slots = check.index("out_slots", out_slots, dims.N);

@@ -7,7 +7,6 @@ namespace gdn::cpu {
 
 void gated_delta_rule(const RuleParams& params, ParallelFor parallel_for) {
   const Dims& d = params.dims;
-  if (d.Hk == 0 || d.V == 0) return;
   // Fewer state elements times tokens than this are not worth waking a thread for.
   constexpr int64_t kGrainElements = 64 * 1024;
   const int64_t units = d.N * d.Hv * ceil_div(d.V, kTileColumns);

@@ -164,7 +164,6 @@ const char* launch_vectors(const NormParams& p, int64_t num_groups, int num_step
 }  // namespace
 
 const char* rms_norm_gated(const NormParams& params, void* stream) {
-  if (params.V == 0) return nullptr;
   const int64_t num_groups = params.B * params.T * params.H * (params.V / params.group_size);
   const int num_steps = pick(params);
   if (num_steps == 0) {

@@ -30,6 +30,16 @@ def warn_once(topic, message):
         warnings.warn(message, stacklevel=4)
 
 
+def register_fakes(*ops):
+    """What the extension's ops do under fake tensors: nothing. Each only writes into tensors that it is given."""
+    for op in ops:
+        torch.library.register_fake(add_op_namespace_prefix(op), _do_nothing, allow_override=True)
+
+
+def _do_nothing(*args, **kwargs):
+    return None
+
+
 def has_kernel(op, tensor):
     """Whether `op` runs in the extension for this tensor's device; warns once where it does not."""
     device = tensor.device.type
@@ -48,19 +58,34 @@ def needs_grad(*tensors):
     return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
 
-def check_inputs(op, optional=(), **tensors):
-    """Raises unless every argument is a tensor (those named in `optional` may be None) that needs no gradient."""
+def check_inputs(op, required, optional):
+    """Raises unless every argument is a tensor (those in `optional` may be None) that needs no gradient.
+
+    Both are dicts by argument name. This runs in every call, and decode makes thousands of them a second.
+    """
     grad_mode = torch.is_grad_enabled()
-    for name, tensor in tensors.items():
-        if tensor is None and name in optional:
-            continue
-        if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"{op}: {name} must be a tensor, got {type(tensor).__name__}")
-        if grad_mode and tensor.requires_grad:
-            raise RuntimeError(
-                f"{op}: {name} requires grad, but this op has no backward. Call it under torch.no_grad(), detach "
-                f"{name}, or use the differentiable gated_deltanet.reference.{op}"
-            )
+    for name, tensor in required.items():
+        if not isinstance(tensor, torch.Tensor) or (grad_mode and tensor.requires_grad):
+            _refuse(op, name, tensor)
+    for name, tensor in optional.items():
+        if tensor is not None and (not isinstance(tensor, torch.Tensor) or (grad_mode and tensor.requires_grad)):
+            _refuse(op, name, tensor)
+
+
+def _refuse(op, name, value):
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(f"{op}: {name} must be a tensor, got {type(value).__name__}")
+    raise RuntimeError(
+        f"{op}: {name} requires grad, but this op has no backward. Call it under torch.no_grad(), detach "
+        f"{name}, or use the differentiable gated_deltanet.reference.{op}"
+    )
+
+
+def number(op, name, value):
+    """`value` as a float; raises unless it is a plain number (a tensor would make the host wait for its device)."""
+    if not isinstance(value, (int, float)):
+        raise TypeError(f"{op}: {name} must be a number, got {type(value).__name__}")
+    return float(value)
 
 
 def check_choice(op, name, value, choices):

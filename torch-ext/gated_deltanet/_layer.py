@@ -25,7 +25,10 @@ def gated_deltanet(layer, hidden_states, cache, attention_mask, kwargs):
         hidden_states = (hidden_states * attention_mask[:, :, None]).to(hidden_states.dtype)
     cu_seqlens = _packed(hidden_states.shape[0], hidden_states.shape[1], kwargs)
     conv_state, recurrent_state = _cached_states(cache, layer.layer_idx)
-    track = _needs_reference("Qwen3_5GatedDeltaNet", hidden_states, conv_state, recurrent_state, *layer.parameters())
+    # Without grad mode the parameters are not walked, which would take longer than a step's kernels.
+    track = torch.is_grad_enabled() and _needs_reference(
+        "Qwen3_5GatedDeltaNet", hidden_states, conv_state, recurrent_state, *layer.parameters()
+    )
 
     mixed = _convolve(layer, layer.in_proj_qkv(hidden_states), cache, conv_state, cu_seqlens, track)
     q, k, v = torch.split(mixed, [layer.key_dim, layer.key_dim, layer.value_dim], dim=-1)

@@ -4,20 +4,10 @@
 import torch
 
 from . import reference
-from ._dispatch import check_inputs, has_kernel, use_silu
-from ._ops import add_op_namespace_prefix, ops
+from ._dispatch import check_inputs, has_kernel, register_fakes, use_silu
+from ._ops import ops
 
-
-@torch.library.register_fake(add_op_namespace_prefix("causal_conv1d"), allow_override=True)
-def _causal_conv1d_fake(
-    x, weight, bias, conv_state, out, use_silu, write_state, cu_seqlens, seq_idx, slots, has_initial_state
-):
-    return None
-
-
-@torch.library.register_fake(add_op_namespace_prefix("causal_conv1d_update"), allow_override=True)
-def _causal_conv1d_update_fake(x, conv_state, weight, bias, out, use_silu, slots):
-    return None
+register_fakes("causal_conv1d", "causal_conv1d_update")
 
 
 def causal_conv1d(
@@ -54,21 +44,22 @@ def causal_conv1d(
             negative index are padding and get zero. Goes with neither conv_state nor cu_seqlens.
         has_initial_state: bool [N], False: start from zeros without reading the window. None: all True.
         write_state: False leaves conv_state as it was.
-        out: tensor of x's shape and dtype to write to; None: a new one with x's layout.
+        out: tensor of x's shape, of any of those dtypes, to write to, apart from every other argument's memory; None: a
+            new one with x's dtype and layout.
 
     Updated in place:
         conv_state, with the last W - 1 (or W) inputs of each sequence; a sequence shorter than the window keeps the
         newest part of the old one. An empty sequence keeps its window.
 
     Returns:
-        out, x's shape and dtype.
+        out, of x's shape.
 
     Raises:
-        ValueError: activation is none of those named, or x is 2-D and cu_seqlens is not given.
+        ValueError: activation is none of those named, or x is 2-D and cu_seqlens is not given or out is not 2-D.
         RuntimeError: a shape, dtype, device or stride is not the one above, or an input requires grad under grad mode.
         TypeError: a tensor argument is no tensor.
 
-    Sums start at the bias and take the oldest tap first, in float32, and are rounded once, to x's dtype. A sequence's
+    Sums start at the bias and take the oldest tap first, in float32, and are rounded once, to out's dtype. A sequence's
     bits do not depend on how its tokens are split over calls (with a window in x's dtype or wider) or packed.
 
     Source: the argument names follow causal-conv1d (Dao-AILab); the carried window is that of Mamba's decode.
@@ -76,16 +67,16 @@ def causal_conv1d(
     silu = use_silu("causal_conv1d", activation)
     check_inputs(
         "causal_conv1d",
-        optional=("bias", "conv_state", "slots", "cu_seqlens", "seq_idx", "has_initial_state", "out"),
-        x=x,
-        weight=weight,
-        bias=bias,
-        conv_state=conv_state,
-        slots=slots,
-        cu_seqlens=cu_seqlens,
-        seq_idx=seq_idx,
-        has_initial_state=has_initial_state,
-        out=out,
+        {"x": x, "weight": weight},
+        {
+            "bias": bias,
+            "conv_state": conv_state,
+            "slots": slots,
+            "cu_seqlens": cu_seqlens,
+            "seq_idx": seq_idx,
+            "has_initial_state": has_initial_state,
+            "out": out,
+        },
     )
     if not has_kernel("causal_conv1d", x):
         return reference.causal_conv1d(
@@ -107,6 +98,8 @@ def causal_conv1d(
     if x.dim() == 2:
         if cu_seqlens is None:
             raise ValueError(f"causal_conv1d: x must be [B, C, T], or [total, C] with cu_seqlens, got {list(x.shape)}")
+        if out.dim() != 2:
+            raise ValueError(f"causal_conv1d: out must be [total, C] like x, got {list(out.shape)}")
         op_x, op_out = x.t().unsqueeze(0), out.t().unsqueeze(0)
     ops.causal_conv1d(
         op_x, weight, bias, conv_state, op_out, silu, bool(write_state), cu_seqlens, seq_idx, slots, has_initial_state
@@ -128,13 +121,14 @@ def causal_conv1d_update(x, conv_state, weight, bias=None, activation=None, *, s
         activation: None, "silu" or "swish".
         slots: int32 or int64 [B], pool slot of each row; outside [0, pool) is padding: zero output, nothing read or
             written. None: row n uses slot n, and pool must be B. Live slots of a call are distinct.
-        out: tensor of x's shape and dtype to write to; None: a new one with x's layout.
+        out: tensor of x's shape, of any of those dtypes, to write to, apart from every other argument's memory; None: a
+            new one with x's dtype and layout.
 
     Updated in place:
         conv_state, with the last W - 1 (or W) inputs of each row.
 
     Returns:
-        out, x's shape and dtype.
+        out, of x's shape.
 
     Raises:
         ValueError: activation is none of those named.
@@ -148,13 +142,8 @@ def causal_conv1d_update(x, conv_state, weight, bias=None, activation=None, *, s
     silu = use_silu("causal_conv1d_update", activation)
     check_inputs(
         "causal_conv1d_update",
-        optional=("bias", "slots", "out"),
-        x=x,
-        conv_state=conv_state,
-        weight=weight,
-        bias=bias,
-        slots=slots,
-        out=out,
+        {"x": x, "conv_state": conv_state, "weight": weight},
+        {"bias": bias, "slots": slots, "out": out},
     )
     if not has_kernel("causal_conv1d_update", x):
         return reference.causal_conv1d_update(x, conv_state, weight, bias, activation, slots=slots, out=out)

@@ -4,13 +4,10 @@
 import torch
 
 from . import reference
-from ._dispatch import check_inputs, has_kernel
-from ._ops import add_op_namespace_prefix, ops
+from ._dispatch import check_inputs, has_kernel, register_fakes
+from ._ops import ops
 
-
-@torch.library.register_fake(add_op_namespace_prefix("gated_delta_gates"), allow_override=True)
-def _gated_delta_gates_fake(a, b, A_log, dt_bias, g, beta, allow_neg_eigval):
-    return None
+register_fakes("gated_delta_gates")
 
 
 def gated_delta_gates(a, b, A_log, dt_bias, *, allow_neg_eigval=False):
@@ -40,10 +37,10 @@ def gated_delta_gates(a, b, A_log, dt_bias, *, allow_neg_eigval=False):
     Source: Yang, Kautz, Hatamizadeh, "Gated Delta Networks" (arXiv 2412.06464); the doubled beta is from Grazzi et al.,
     "Unlocking State-Tracking in Linear RNNs Through Negative Eigenvalues" (arXiv 2411.12537).
     """
-    check_inputs("gated_delta_gates", a=a, b=b, A_log=A_log, dt_bias=dt_bias)
+    check_inputs("gated_delta_gates", {"a": a, "b": b, "A_log": A_log, "dt_bias": dt_bias}, {})
     if not has_kernel("gated_delta_gates", a):
         return reference.gated_delta_gates(a, b, A_log, dt_bias, allow_neg_eigval=allow_neg_eigval)
-    g = torch.empty(a.shape, dtype=torch.float32, device=a.device)
-    beta = torch.empty(a.shape, dtype=torch.float32, device=a.device)
+    g = torch.empty_like(a, dtype=torch.float32, memory_format=torch.contiguous_format)
+    beta = torch.empty_like(g)
     ops.gated_delta_gates(a, b, A_log, dt_bias, g, beta, bool(allow_neg_eigval))
     return g, beta

@@ -37,7 +37,8 @@ class Qwen3_5GatedDeltaNet(nn.Module):
             attention_mask: [B, T] of 0 and 1 or None; hidden states of masked tokens count as zero, which is exact for
                 padding on the left.
             kwargs: cu_seq_lens_q (or cu_seqlens) int [N + 1] and seq_idx int32 [1, T] keep packed sequences apart in
-                the convolution and in the rule; one is derived from the other. Unknown names are ignored.
+                the convolution and in the rule. seq_idx alone is turned into offsets, for which the host waits for its
+                device. Unknown names are ignored.
 
         Returns:
             [B, T, hidden_size].

@@ -4,13 +4,10 @@
 import torch
 
 from . import reference
-from ._dispatch import check_choice, check_inputs, has_kernel
-from ._ops import add_op_namespace_prefix, ops
+from ._dispatch import check_choice, check_inputs, has_kernel, number, register_fakes
+from ._ops import ops
 
-
-@torch.library.register_fake(add_op_namespace_prefix("rms_norm_gated"), allow_override=True)
-def _rms_norm_gated_fake(x, z, weight, out, eps, use_silu, norm_before_gate, group_size):
-    return None
+register_fakes("rms_norm_gated")
 
 
 def rms_norm_gated(x, z, weight, eps, *, activation="silu", norm_before_gate=True, group_size=None):
@@ -36,7 +33,7 @@ def rms_norm_gated(x, z, weight, eps, *, activation="silu", norm_before_gate=Tru
         ValueError: activation is none of those named, x does not have 2 to 4 dims, or z not as many.
         RuntimeError: a shape, dtype or device is not the one above, group_size does not divide V, or an input requires
             grad under grad mode.
-        TypeError: x, z or weight is no tensor.
+        TypeError: x, z or weight is no tensor, or eps no number.
 
     Everything is computed in float32 and rounded once, to x's dtype. transformers rounds to x's dtype a second time,
     between the norm and the weight, so 16-bit results differ from it by that rounding.
@@ -45,7 +42,8 @@ def rms_norm_gated(x, z, weight, eps, *, activation="silu", norm_before_gate=Tru
     Qwen3-Next and of Mamba-2.
     """
     check_choice("rms_norm_gated", "activation", activation, ("silu", "swish", "sigmoid"))
-    check_inputs("rms_norm_gated", x=x, z=z, weight=weight)
+    check_inputs("rms_norm_gated", {"x": x, "z": z, "weight": weight}, {})
+    eps = number("rms_norm_gated", "eps", eps)
     if not has_kernel("rms_norm_gated", x):
         return reference.rms_norm_gated(
             x, z, weight, eps, activation=activation, norm_before_gate=norm_before_gate, group_size=group_size
@@ -54,10 +52,11 @@ def rms_norm_gated(x, z, weight, eps, *, activation="silu", norm_before_gate=Tru
         raise ValueError(f"rms_norm_gated: x must have 2 to 4 dims, got {list(x.shape)}")
     if z.dim() != x.dim():
         raise ValueError(f"rms_norm_gated: z must be {list(x.shape)} like x, got {list(z.shape)}")
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
     group_size = x.shape[-1] if group_size is None else group_size
-    missing = (None,) * (4 - x.dim())  # the op takes [B, T, H, V]
-    ops.rms_norm_gated(
-        x[missing], z[missing], weight, out[missing], float(eps), activation != "sigmoid", norm_before_gate, group_size
-    )
+    op_x, op_z, op_out = x, z, out
+    if x.dim() < 4:  # the op takes [B, T, H, V]
+        missing = (None,) * (4 - x.dim())
+        op_x, op_z, op_out = x[missing], z[missing], out[missing]
+    ops.rms_norm_gated(op_x, op_z, weight, op_out, eps, activation != "sigmoid", bool(norm_before_gate), group_size)
     return out

@@ -4,32 +4,13 @@
 import torch
 
 from . import reference
-from ._dispatch import HAS_CUDA, check_choice, check_inputs, has_kernel
-from ._ops import add_op_namespace_prefix, ops
+from ._dispatch import HAS_CUDA, check_choice, check_inputs, has_kernel, number, register_fakes
+from ._ops import ops
 
 STATE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-@torch.library.register_fake(add_op_namespace_prefix("gated_delta_rule"), allow_override=True)
-def _gated_delta_rule_fake(
-    q,
-    k,
-    v,
-    g,
-    beta,
-    initial_state,
-    state,
-    in_place,
-    out,
-    scale,
-    use_qk_l2norm,
-    gate_is_linear,
-    cu_seqlens,
-    slots,
-    out_slots,
-    has_initial_state,
-):
-    return None
+register_fakes("gated_delta_rule")
 
 
 def new_state(batch, heads, key_dim, value_dim, *, dtype=torch.float32, device=None):
@@ -103,7 +84,8 @@ def gated_delta_rule(
         mode: "recurrent", "chunk" or "auto". "recurrent" is the exact form. "chunk" and "auto" currently run the
             recurrence too, and are as exact.
         gate_domain: "log", or "linear" where g holds the decay exp(g) itself, in [0, 1].
-        out: [B, T, Hv, V] to write to; None: a new contiguous tensor of q's dtype.
+        out: [B, T, Hv, V] of any of those dtypes to write to, apart from every other argument's memory; None: a new
+            contiguous tensor of q's dtype.
 
     Updated in place:
         state. An empty sequence leaves its slot unchanged (zero with has_initial_state False).
@@ -130,18 +112,16 @@ def gated_delta_rule(
     check_choice("gated_delta_rule", "gate_domain", gate_domain, ("log", "linear"))
     check_inputs(
         "gated_delta_rule",
-        optional=("g", "beta", "cu_seqlens", "slots", "out_slots", "has_initial_state", "out"),
-        q=q,
-        k=k,
-        v=v,
-        g=g,
-        beta=beta,
-        state=state,
-        cu_seqlens=cu_seqlens,
-        slots=slots,
-        out_slots=out_slots,
-        has_initial_state=has_initial_state,
-        out=out,
+        {"q": q, "k": k, "v": v, "state": state},
+        {
+            "g": g,
+            "beta": beta,
+            "cu_seqlens": cu_seqlens,
+            "slots": slots,
+            "out_slots": out_slots,
+            "has_initial_state": has_initial_state,
+            "out": out,
+        },
     )
     scale = _scale("gated_delta_rule", scale, q)
     if not has_kernel("gated_delta_rule", q):
@@ -162,7 +142,7 @@ def gated_delta_rule(
             out=out,
         )
     if out is None:
-        out = q.new_empty(v.shape)
+        out = torch.empty_like(v, memory_format=torch.contiguous_format)  # the op refuses a v of another dtype than q's
     ops.gated_delta_rule(
         q,
         k,
@@ -224,7 +204,7 @@ def chunk_gated_delta_rule(
         float32 without one, or None unless output_final_state. Both are new tensors; no input is written.
 
     Raises:
-        ValueError: gk or gv is given.
+        ValueError: gk or gv is given, or q or v does not have four dims.
         TypeError: a tensor argument is no tensor, scale no number, or a keyword is unknown.
         RuntimeError: as gated_delta_rule; also when an input requires grad under grad mode.
 
@@ -290,7 +270,7 @@ def fused_recurrent_gated_delta_rule(
         float32 without one, or None unless output_final_state. Both are new tensors; no input is written.
 
     Raises:
-        ValueError: gk or gv is given.
+        ValueError: gk or gv is given, or q or v does not have four dims.
         TypeError: a tensor argument is no tensor, scale no number, or a keyword is unknown.
         RuntimeError: as gated_delta_rule; also when an input requires grad under grad mode.
 
@@ -319,9 +299,7 @@ def fused_recurrent_gated_delta_rule(
 def _scale(op, scale, q):
     if scale is None:
         return q.shape[-1] ** -0.5
-    if not isinstance(scale, (int, float)):
-        raise TypeError(f"{op}: scale must be a number or None, got {type(scale).__name__}")
-    return float(scale)
+    return number(op, "scale", scale)
 
 
 def _functional(
@@ -345,14 +323,8 @@ def _functional(
             raise ValueError(f"{op}: {name} is not supported, the decay of this rule is one number g per head")
     check_inputs(
         op,
-        optional=("g", "beta", "initial_state", "cu_seqlens"),
-        q=q,
-        k=k,
-        v=v,
-        g=g,
-        beta=beta,
-        initial_state=initial_state,
-        cu_seqlens=cu_seqlens,
+        {"q": q, "k": k, "v": v},
+        {"g": g, "beta": beta, "initial_state": initial_state, "cu_seqlens": cu_seqlens},
     )
     scale = _scale(op, scale, q)
     if not has_kernel(op, q):
@@ -375,7 +347,7 @@ def _functional(
     read = initial_state
     final_state = written = None
     if output_final_state:
-        sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        sequences = q.shape[0] if cu_seqlens is None else max(cu_seqlens.numel() - 1, 0)
         heads, key_dim, value_dim = v.shape[2], q.shape[3], v.shape[3]
         dims = (value_dim, key_dim) if state_v_first else (key_dim, value_dim)
         has_dtype = initial_state is not None and initial_state.dtype in STATE_DTYPES  # the op says what it refuses
@@ -384,7 +356,7 @@ def _functional(
     if state_v_first:
         read = None if read is None else read.transpose(-1, -2)
         written = None if written is None else written.transpose(-1, -2)
-    out = q.new_empty(v.shape)
+    out = torch.empty_like(v, memory_format=torch.contiguous_format)
     ops.gated_delta_rule(
         q,
         k,

@@ -8,7 +8,6 @@
 namespace gdn::cpu::GDN_ISA {
 
 GDN_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-GDN_INLINE int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
 template <class T>
 inline void widen(const T* from, int64_t stride, int64_t count, float* to) {
