@@ -10,13 +10,19 @@ GPUS := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/
 GPU_ARCH ?= $(if $(GPUS),native,9.0)
 OUT ?= benchmarks/results
 
-.PHONY: demo test test-gpu bench-gpu sanitize build build-all bench digest lint clean
+.PHONY: demo test test-emulated test-gpu bench-gpu sanitize build build-all bench digest lint clean
 
 demo: build
 	$(VENV_PYTHON) examples/generate.py
 
 test: build
 	$(VENV_PYTHON) -m pytest tests
+
+# The CUDA kernels compiled for the host, without a GPU: what a few test files say of their indices, barriers and bits.
+EMULATED_TESTS ?= tests/test_slots.py tests/test_gates_norm.py tests/test_conv.py
+test-emulated: $(INSTALLED)
+	folder=$$($(VENV_PYTHON) -m tools.emulate) && \
+	  LOCAL_KERNELS=org/gated-deltanet=$$folder $(VENV_PYTHON) -m pytest $(EMULATED_TESTS)
 
 # These three: a variant that is already built, with the packages that PYTHON has, no virtual environment, no network.
 test-gpu:

@@ -40,10 +40,9 @@ inline int num_multiprocessors() {
 
 // Launches kernel(args...) on min(num_blocks, kMaxBlocks) blocks; nothing when there are none. The kernel walks on:
 //     for (int64_t block = blockIdx.x; block < num_blocks; block += gridDim.x)
-// With cluster_blocks > 1 (sm_90 on), that many neighbouring blocks are a cluster; num_blocks is a multiple.
 template <class... Params, class... Args>
-const char* launch_clusters(void (*kernel)(Params...), int cluster_blocks, int64_t num_blocks, int threads,
-                            size_t shared_bytes, void* stream, Args&&... args) {
+const char* launch(void (*kernel)(Params...), int64_t num_blocks, int threads, size_t shared_bytes, void* stream,
+                   Args&&... args) {
   if (num_blocks <= 0) return nullptr;
   if (shared_bytes > kSharedWithoutOptIn) {
     const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -55,18 +54,7 @@ const char* launch_clusters(void (*kernel)(Params...), int cluster_blocks, int64
   config.blockDim = dim3(static_cast<unsigned>(threads));
   config.dynamicSmemBytes = shared_bytes;
   config.stream = static_cast<cudaStream_t>(stream);
-  cudaLaunchAttribute attribute = {};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim = {static_cast<unsigned>(cluster_blocks), 1, 1};
-  config.attrs = &attribute;
-  config.numAttrs = cluster_blocks > 1 ? 1 : 0;
   return error_text(cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...));
-}
-
-template <class... Params, class... Args>
-const char* launch(void (*kernel)(Params...), int64_t num_blocks, int threads, size_t shared_bytes, void* stream,
-                   Args&&... args) {
-  return launch_clusters(kernel, 1, num_blocks, threads, shared_bytes, stream, std::forward<Args>(args)...);
 }
 
 }  // namespace gdn::cuda

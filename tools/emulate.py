@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds the package with its CUDA kernels compiled for the host: `python -m tools.emulate` prints the folder.
+
+The folder is a copy of the project whose CPU variant answers CPU tensors with the CUDA backend, run by
+tests/emulator/launch.cuh. Tests take it through LOCAL_KERNELS, so the suite can look at the CUDA kernels' indices,
+barriers and bits on a machine without a GPU. Slow, and no proof of what a GPU does: see the header.
+"""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / ".build/emulated"
+# what changes in the copy: file, what stands there, what takes its place
+CHANGES = (
+    ("csrc/api/checks.h", "  if (!check.on_cuda()) return on_cpu(params, parallel_for);\n",
+     "  const char* error = on_cuda(params, nullptr);\n  return check.require(!error, error ? error : \"\");\n"),
+    ("csrc/cuda/recurrent/kernel.cuh", "extern __shared__ float4 smem[];",
+     "float4* const smem = static_cast<float4*>(emulated::shared_memory());"),
+)  # fmt: skip
+
+
+def kernel_files(manifest):
+    """The .cu files of build.toml that the host can run: those without PTX."""
+    return [name for name in re.findall(r'"(csrc/cuda/[^"]+\.cu)"', manifest) if "sm90" not in name]
+
+
+def main():
+    for name in ("csrc", "torch-ext", "tools"):
+        shutil.copytree(ROOT / name, FOLDER / name, dirs_exist_ok=True)
+    for name in ("setup.py", "flake.nix"):
+        shutil.copy2(ROOT / name, FOLDER / name)
+    for name, old, new in CHANGES:
+        text = (FOLDER / name).read_text()
+        if old not in text:
+            sys.exit(f"error: {name} has changed, tools/emulate.py does not find: {old.strip()}")
+        (FOLDER / name).write_text(text.replace(old, new))
+    shutil.copy2(ROOT / "tests/emulator/launch.cuh", FOLDER / "csrc/cuda/launch.cuh")
+
+    manifest = (ROOT / "build.toml").read_text()
+    wrappers = []
+    for kernel in kernel_files(manifest):
+        wrapper = f"csrc/cuda/emulated_{kernel.removeprefix('csrc/cuda/').replace('/', '_')}.cpp"
+        (FOLDER / wrapper).write_text(f'#include "launch.cuh"\n#include "{kernel.removeprefix("csrc/cuda/")}"\n')
+        wrappers.append(wrapper)
+    sources = "".join(f'  "{name}",\n' for name in wrappers)
+    manifest = re.sub(r"  \"csrc/cpu/[^\"]*\.cpp\",\n", "", manifest)  # nobody calls them here
+    manifest = manifest.replace("src = [\n", f"src = [\n{sources}", 1)
+    (FOLDER / "build.toml").write_text(manifest)
+    command = [sys.executable, "setup.py", "build_kernel", "--backend", "cpu"]
+    result = subprocess.run(command, cwd=FOLDER, stdout=sys.stderr)
+    if result.returncode != 0:
+        sys.exit(result.returncode)
+    print(FOLDER)
+
+
+if __name__ == "__main__":
+    main()

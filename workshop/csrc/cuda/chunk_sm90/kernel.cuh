@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Gated delta rule, chunk by chunk on the tensor cores of Hopper. Per (sequence, value head) and chunk of 64 tokens, with
+// sum_t the running sum of the log decay in the chunk and k, q divided by their length where asked:
+//     A_ij = beta_i e^(sum_i - sum_j) (k_i . k_j), j < i;   T = (I + A)^-1;   P_ij = e^(sum_i - sum_j) (q_i . k_j), j <= i
+//     X = V - diag(e^sum) K S;   U = T diag(beta) X;   O = scale (diag(e^sum) Q S + P U)
+//     S <- e^(sum_64) S + K^T diag(e^(sum_64 - sum)) U
+// Grid    x: sequence (slowest), value head, tile of 64 columns of V (fastest); ragged input adds a sequence that writes
+//         zeros outside all others.
+// Block   three warpgroups. Group 0 (state.cuh) keeps S^T [64 v, K] in fp32 accumulators from the first to the last chunk.
+//         Groups 1 and 2 (gram.cuh) of both blocks of a cluster, the two tiles of a pair, take every fourth chunk each: copy
+//         k, q in, normalise, T and P, and all of it to the other block.
+// Reads   q k [T, K] once per pair of tiles, v [T, 64], g beta [T]; S [K, 64] once.   Writes   o [T, 64], S once.
+// Numbers Operands are fp16 (keys and queries after normalisation, rows of S, X, U scaled by powers of two), sums fp32, the
+//         inverse of the 16 x 16 diagonal blocks fp32. What a chunk computes depends on its tokens and on S at its start
+//         only: any batch, and any split at a multiple of 64, gives the same bits.
+// Needs   sm_90a; T < 2^31 - 64; q, k, v bf16 or fp16, unit stride in the head dim, rows at multiples of 16 bytes; K 64 or
+//         128, V a multiple of 128. Source: the chunked WY form of Gated DeltaNet (Yang, Kautz, Hatamizadeh 2024).
+#pragma once
+
+#include "../ptx/arch.cuh"
+#include "../ptx/setmaxnreg.cuh"
+#include "state.cuh"
+
+namespace gdn::cuda::chunk_sm90 {
+
+struct NoObserver {
+  template <class... Args>
+  __device__ __forceinline__ void prediction(const Args&...) const {}
+  template <class... Args>
+  __device__ __forceinline__ void difference(const Args&...) const {}
+  template <class... Args>
+  __device__ __forceinline__ void write(const Args&...) const {}
+  template <class... Args>
+  __device__ __forceinline__ void operands(const Args&...) const {}
+  __device__ __forceinline__ void start(int, int) const {}
+  __device__ __forceinline__ void phase(Phase) const {}
+};
+
+__device__ __forceinline__ Work work_of_block(const RuleParams& p) {
+  const int64_t tiles = p.dims.V / kValueTile, rest = blockIdx.x / tiles, head = rest % p.dims.Hv;
+  return {rest / p.dims.Hv, key_head(head, p.dims.Hk, p.dims.Hv), head, blockIdx.x % tiles * kValueTile};
+}
+
+// Writes zero for tokens [first, last) of batch row `batch`, the block's head and columns.
+__device__ __forceinline__ void write_zeros(const RuleParams& p, const Work& work, int64_t batch, int64_t first,
+                                            int64_t last) {
+  for (int64_t idx = threadIdx.x; idx < (last - first) * kValueTile; idx += kThreads) {
+    p.out.store(p.out.offset(batch, first + idx / kValueTile, work.head, work.column + idx % kValueTile), 0.0f);
+  }
+}
+
+// Group 0: S in, all chunks, S out.
+template <class io_t, class out_t, int kKeyDim, class Observer>
+__device__ __forceinline__ void carry_state(const RuleParams& p, const Work& work, const Span& span, int64_t slot, int rank,
+                                            SharedMemory<kKeyDim>& smem, const Observer& observer) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x % kGroupThreads / 32;
+  const int64_t column = work.column + 16 * warp;
+  State<kKeyDim> state = {};
+  if (p.initial_state.given() && p.has_initial_state.at(work.n)) {
+    move_state<true>(p.initial_state, p.initial_state.offset(slot, work.head), column + lane / 4, lane, state);
+  }
+  out_t* const gmem = static_cast<out_t*>(p.out.data) + p.out.offset(span.batch, span.first, work.head, column);
+  const Writer<out_t> writer = {gmem, p.out.stride[1], lane};
+  const uint16_t* const gmem_v =
+      static_cast<const uint16_t*>(p.v.data) + p.v.offset(span.batch, span.first, work.head, column + 8 * (lane % 2));
+  const Values values = {gmem_v, p.v.stride[1], lane};
+  run_state<io_t, out_t>(work, static_cast<int>(span.length), p.scale, rank, writer, values, smem, state, observer);
+  const int64_t out_slot =
+      p.out_slots.given() ? slot_of_row(p.out_slots, work.n, p.pool_out) : slot_of_row(p.slots, work.n, p.pool_out);
+  if (p.state.given() && out_slot >= 0) {
+    move_state<false>(p.state, p.state.offset(out_slot, work.head), column + lane / 4, lane, state);
+  }
+}
+
+template <int kKeyDim>
+__device__ __forceinline__ void init_barriers(int rank, SharedMemory<kKeyDim>& smem) {
+#pragma unroll
+  for (int i = 0; i < kStages; ++i) {
+    ptx::mbarrier_init(ptx::shared_address(&smem.full[i]), 1);
+    ptx::mbarrier_init(ptx::shared_address(&smem.done[i]), 4 * kCluster);
+  }
+  ptx::fence_mbarrier_init();
+#pragma unroll
+  for (int i = 0; i < kStages; ++i) {
+    if (i % kCluster != rank) expect_push(smem, i);
+  }
+}
+
+template <class io_t, class out_t, int kKeyDim, class Observer>
+__global__ void __launch_bounds__(kThreads, 1)
+    chunk_kernel(const __grid_constant__ RuleParams p, const __grid_constant__ Observer observer) {
+  if constexpr (!ptx::kHasWgmma) {
+    ptx::trap();   // the launcher does not choose this kernel for other targets
+  } else {
+    extern __shared__ __align__(1024) char smem_bytes[];
+    SharedMemory<kKeyDim>& smem = *reinterpret_cast<SharedMemory<kKeyDim>*>(smem_bytes);
+    const Work work = work_of_block(p);
+    if (work.n == p.dims.N) {   // the row behind the last sequence: tokens outside all of them
+      write_zeros(p, work, 0, 0, sequence_span(p.cu_seqlens, 0, p.dims.T).first);
+      const int64_t end = p.cu_seqlens.at(p.dims.N);
+      write_zeros(p, work, 0, end < 0 ? 0 : end, p.dims.T);
+      return;
+    }
+    const Span span = sequence_span(p.cu_seqlens, work.n, p.dims.T);
+    const int64_t pool = p.initial_state.given() ? p.pool_in : p.pool_out;
+    const int64_t slot = slot_of_row(p.slots, work.n, pool);
+    if (p.slots.given() && slot < 0) {
+      write_zeros(p, work, span.batch, span.first, span.first + span.length);
+      return;
+    }
+    const int rank = static_cast<int>(ptx::cluster_rank());
+    if (threadIdx.x == 0) init_barriers(rank, smem);
+    ptx::cluster_sync();   // the barriers of both blocks exist
+    const int group = __shfl_sync(0xffffffffu, threadIdx.x / kGroupThreads, 0);
+    if (group == 0) {
+      ptx::setmaxnreg_inc<kStateRegisters>();
+      carry_state<io_t, out_t>(p, work, span, slot, rank, smem, observer);
+    } else {
+      ptx::setmaxnreg_dec<kSolverRegisters>();
+      run_solver<io_t>(p, work, span, group - 1, rank, smem, observer);
+    }
+    __syncwarp();
+    ptx::cluster_sync();   // nobody copies to a block that has gone
+  }
+}
+
+}  // namespace gdn::cuda::chunk_sm90

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the device code of this pass may use. The only place that asks for the target.
+#pragma once
+
+namespace gdn::cuda::ptx {
+
+// wgmma and setmaxnreg need the arch-specific target of Hopper, sm_90a. A kernel that uses them is empty elsewhere.
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+constexpr bool kHasWgmma = true;
+#else
+constexpr bool kHasWgmma = false;
+#endif
+
+// No instruction: x, of which the compiler knows nothing more. What is made from it is made anew here and not kept in
+// registers from before a loop.
+__device__ __forceinline__ int opaque(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
+// PTX ISA, "trap": ends the grid with an error.
+__device__ __forceinline__ void trap() { asm volatile("trap;"); }
+
+}  // namespace gdn::cuda::ptx

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// Blocks of a cluster (sm_90): the memory of the other one, barriers there, copies to there.
+#pragma once
+
+#include <cstdint>
+
+namespace gdn::cuda::ptx {
+
+// PTX ISA, "%cluster_ctarank".
+__device__ __forceinline__ uint32_t cluster_rank() {
+  uint32_t rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+// PTX ISA, "mapa": the address, in the cluster's window, of what lies at the shared address `smem` in block `rank`.
+__device__ __forceinline__ uint32_t map_shared(uint32_t smem, uint32_t rank) {
+  uint32_t address;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(smem), "r"(rank));
+  return address;
+}
+
+// PTX ISA, "barrier.cluster": all threads of all blocks, with release and acquire.
+__device__ __forceinline__ void cluster_sync() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// PTX ISA, "fence.mbarrier_init": the barriers this thread made exist for the whole cluster after the next cluster_sync.
+__device__ __forceinline__ void fence_mbarrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+// PTX ISA, "mbarrier.arrive" on a barrier of any block of the cluster, address from map_shared. Releases to this block only:
+// for who has done no more than read. (A release to the cluster is a fence for all of device memory, about 1 us.)
+__device__ __forceinline__ void mbarrier_arrive_cluster(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// PTX ISA, "mbarrier.arrive.expect_tx": an arrival, and the phase does not end before `bytes` have been copied.
+__device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32_t barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+// PTX ISA, "cp.async.bulk", from this block's shared memory to that of a block of the cluster; tells the barrier beside the
+// destination. By one thread. Addresses and bytes are multiples of 16; the source is read by the async proxy.
+__device__ __forceinline__ void bulk_copy_to_cluster(uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+               "r"(from), "r"(bytes), "r"(barrier)
+               : "memory");
+}
+
+}  // namespace gdn::cuda::ptx

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// 8x8 matrices of 16-bit elements between shared memory and registers. A matrix in registers: lane l holds row l / 4,
+// columns 2 (l % 4) (low half) and 2 (l % 4) + 1. Lane 8 m + r of an x4 gives the address of row r of matrix m.
+#pragma once
+
+#include <cstdint>
+
+namespace gdn::cuda::ptx {
+
+// PTX ISA, "ldmatrix".
+__device__ __forceinline__ void ldmatrix_x4(uint32_t smem, uint32_t (&x)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+               : "r"(smem)
+               : "memory");
+}
+
+// The same, each matrix transposed on the way.
+__device__ __forceinline__ void ldmatrix_x4_trans(uint32_t smem, uint32_t (&x)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+               : "r"(smem)
+               : "memory");
+}
+
+// PTX ISA, "stmatrix" (sm_90 on).
+__device__ __forceinline__ void stmatrix_x4(uint32_t smem, const uint32_t (&x)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(smem), "r"(x[0]), "r"(x[1]),
+               "r"(x[2]), "r"(x[3])
+               : "memory");
+}
+
+__device__ __forceinline__ void stmatrix_x4_trans(uint32_t smem, const uint32_t (&x)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(smem), "r"(x[0]),
+               "r"(x[1]), "r"(x[2]), "r"(x[3])
+               : "memory");
+}
+
+// PTX ISA, "movmatrix": the transpose of a matrix in registers.
+__device__ __forceinline__ uint32_t movmatrix_trans(uint32_t x) {
+  uint32_t y;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+  return y;
+}
+
+}  // namespace gdn::cuda::ptx

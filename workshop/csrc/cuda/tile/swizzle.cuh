@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tiles of 16-bit elements in shared memory as wgmma reads them: panels of 64 columns, a row of a panel is 128 bytes,
+// 16-byte chunk c of row r lies at chunk c ^ (r % 8), so that 8 rows of one chunk column hit 8 different bank groups.
+// A panel starts at a multiple of 1024 bytes.
+#pragma once
+
+#include <cstdint>
+
+namespace gdn::cuda {
+
+constexpr int kPanelRowBytes = 128;
+
+// Bytes from the start of a tile of kRows rows to chunk `chunk` (8 elements) of row `row`.
+template <int kRows>
+__host__ __device__ __forceinline__ uint32_t swizzled_offset(int row, int chunk) {
+  return static_cast<uint32_t>((chunk / 8) * (kRows * kPanelRowBytes) + row * kPanelRowBytes + ((chunk % 8) ^ (row % 8)) * 16);
+}
+
+// The address that lane `lane` gives to an x4 ldmatrix or stmatrix of the 16 x 16 block (row_block, column_block) of a tile
+// of one panel: matrices in the order upper left, lower left, upper right, lower right. Blocks of a row differ in two bits.
+__device__ __forceinline__ uint32_t block_address(uint32_t tile, int row_block, int column_block, int lane) {
+  const uint32_t first = tile + (lane % 16) * kPanelRowBytes + ((lane / 16) ^ (lane % 8)) * 16;
+  return (first + row_block * (16 * kPanelRowBytes)) ^ (column_block * 32);
+}
+
+}  // namespace gdn::cuda

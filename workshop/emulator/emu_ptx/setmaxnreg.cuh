@@ -1,0 +1,2 @@
+#pragma once
+namespace gdn::cuda::ptx { template <int k> void setmaxnreg_inc() {} template <int k> void setmaxnreg_dec() {} }

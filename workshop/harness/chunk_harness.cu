@@ -1,0 +1,401 @@
+// Checks and times the Hopper chunk kernel. Run: chunk_harness [debug] [check [substring]] [bits] [graph] [time]; no argument: all.
+// Exit 0 all good, 1 a check failed, 2 CUDA error, 3 watchdog (a launch took more than 5 s; its name is printed).
+#ifndef TREE
+#define TREE ../csrc
+#endif
+#define STRING_(x) #x
+#define STRING(x) STRING_(x)
+#include STRING(TREE/cuda/chunk_sm90/launch.cu)
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <memory>
+#include <thread>
+
+#include "watch.h"
+
+using namespace gdn;
+using namespace gdn::cuda;
+using cases::Case;
+using cases::Problem;
+
+static std::atomic<int64_t> deadline{0};
+static const char* running = "";
+static int64_t now_ms() { return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+static void start_watchdog() {
+  std::thread([] {
+    while (true) {
+      usleep(50000);
+      const int64_t d = deadline.load();
+      if (d && now_ms() > d) { printf("WATCHDOG: %s hangs\n", running); fflush(stdout); _exit(3); }
+    }
+  }).detach();
+}
+#define CHECK(x) do { const cudaError_t e_ = (x); if (e_ != cudaSuccess) { printf("CUDA error at line %d (%s): %s\n", __LINE__, running, cudaGetErrorString(e_)); fflush(stdout); _exit(2); } } while (0)
+static void synchronize(const char* name) {
+  running = name;
+  deadline = now_ms() + 5000;
+  CHECK(cudaDeviceSynchronize());
+  deadline = 0;
+}
+static void must(const char* error) { if (error) { printf("launch refused (%s): %s\n", running, error); fflush(stdout); _exit(2); } }
+
+struct Buffer {
+  void* data = nullptr;
+  size_t bytes = 0;
+  Buffer() = default;
+  Buffer(const void* host, size_t n) : bytes(n) { CHECK(cudaMalloc(&data, n ? n : 16)); if (n && host) CHECK(cudaMemcpy(data, host, n, cudaMemcpyHostToDevice)); }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  ~Buffer() { if (data) cudaFree(data); }
+  std::vector<char> get() const { std::vector<char> h(bytes); CHECK(cudaMemcpy(h.data(), data, bytes, cudaMemcpyDeviceToHost)); return h; }
+};
+template <class T> static Buffer upload(const std::vector<T>& v) { return Buffer(v.data(), v.size() * sizeof(T)); }
+
+struct Device {
+  Buffer qkv, g, beta, cu, slots, out_slots, has, state_in, state_out, out;
+  std::vector<char> sentinel;
+  explicit Device(const Problem& p)
+      : qkv(upload(p.qkv)), g(upload(p.g)), beta(upload(p.beta)), cu(upload(p.cu)), slots(upload(p.slots)), out_slots(upload(p.out_slots)),
+        has(upload(p.has_initial)), state_in(upload(p.state_in)), state_out(nullptr, p.state_in.size()),
+        out(nullptr, static_cast<size_t>(p.B) * p.T * p.c.Hv * 128 * (p.c.out_fp32 ? 4 : 2)), sentinel(p.state_in.size(), 0x55) {
+    reset();
+  }
+  void reset() {
+    CHECK(cudaMemcpy(state_out.data, sentinel.data(), sentinel.size(), cudaMemcpyHostToDevice));
+    CHECK(cudaMemset(out.data, 0x7f, out.bytes));
+  }
+  cases::Pointers pointers() const { return {qkv.data, g.data, beta.data, cu.data, slots.data, out_slots.data, has.data, state_in.data, state_out.data, out.data}; }
+};
+
+static bool check_case(const Case& c) {
+  running = c.name.c_str();
+  const Problem p = cases::make(c);
+  const cases::Reference ref = cases::reference(p);
+  Device d(p);
+  const RuleParams r = cases::params(p, d.pointers());
+  must(chunk_gated_delta_rule(r, nullptr));
+  synchronize(c.name.c_str());
+  const cases::Errors e = cases::compare(p, ref, d.out.get(), d.state_out.get(), d.sentinel);
+  double out_limit, state_limit;
+  const bool ok = cases::judge(c, e, &out_limit, &state_limit);
+  printf("%-46s out %.2e (%.1e)  state %.2e (%.1e)  %s%s%s\n", c.name.c_str(), e.out, out_limit, e.state, state_limit, ok ? "ok" : "FAIL",
+         e.nan ? " nan" : "", e.untouched_ok ? "" : " unnamed slot touched");
+  fflush(stdout);
+  return ok;
+}
+
+static int run_checks(const char* want) {
+  int bad = 0, count = 0;
+  for (const Case& c : cases::all()) {
+    if (c.name.find(want) == std::string::npos) continue;
+    bad += !check_case(c);
+    ++count;
+  }
+  printf("check: %d cases, %d bad\n", count, bad);
+  return bad;
+}
+
+// Repeats and splits, bit by bit. All on one device copy of a dense problem; parts are views of it.
+static int run_bits() {
+  int bad = 0;
+  for (DType io : {DType::kBFloat16, DType::kFloat16}) {
+    for (int variant = 0; variant < 3; ++variant) {
+      Case c;
+      c.io = io;
+      c.T = 333;
+      c.N = 3;
+      c.Hv = 4;
+      c.Hk = 2;
+      c.v_scale = variant == 1 ? 3e3f : 1;
+      c.gates = variant == 2 ? 5 : 0;
+      c.name = std::string("bits ") + (io == DType::kBFloat16 ? "bf16" : "fp16") + " variant " + std::to_string(variant);
+      running = c.name.c_str();
+      const Problem p = cases::make(c);
+      Device d(p);
+      const RuleParams r = cases::params(p, d.pointers());
+      must(chunk_gated_delta_rule(r, nullptr));
+      synchronize(c.name.c_str());
+      const auto out = d.out.get(), state = d.state_out.get();
+      bool repeat = true;
+      for (int i = 0; i < 20; ++i) {
+        d.reset();
+        must(chunk_gated_delta_rule(r, nullptr));
+        synchronize(c.name.c_str());
+        repeat = repeat && d.out.get() == out && d.state_out.get() == state;
+      }
+      bool split = true;
+      for (int cut : {64, 128, 320}) {
+        d.reset();
+        RuleParams a = r, b = r;
+        a.dims.T = cut;
+        b.dims.T = c.T - cut;
+        auto move = [&](View& v) { v.data = static_cast<char*>(v.data) + cut * v.stride[1] * dtype_size(v.dtype); };
+        move(b.q), move(b.k), move(b.v), move(b.g), move(b.beta), move(b.out);
+        b.initial_state = b.state;
+        must(chunk_gated_delta_rule(a, nullptr));
+        must(chunk_gated_delta_rule(b, nullptr));
+        synchronize(c.name.c_str());
+        split = split && d.out.get() == out && d.state_out.get() == state;
+      }
+      bool alone = true;   // row 1 by itself
+      d.reset();
+      RuleParams a = r;
+      a.dims.N = a.dims.B = 1;
+      auto row = [&](View& v) { v.data = static_cast<char*>(v.data) + v.stride[0] * dtype_size(v.dtype); };
+      row(a.q), row(a.k), row(a.v), row(a.g), row(a.beta), row(a.out), row(a.state), row(a.initial_state);
+      a.pool_in = a.pool_out = 1;
+      must(chunk_gated_delta_rule(a, nullptr));
+      synchronize(c.name.c_str());
+      const auto out1 = d.out.get(), state1 = d.state_out.get();
+      alone = !memcmp(&out1[out1.size() / 3], &out[out.size() / 3], out.size() / 3) && !memcmp(&state1[state1.size() / 3], &state[state.size() / 3], state.size() / 3);
+      printf("%s: repeat %s, split %s, alone %s\n", c.name.c_str(), repeat ? "equal" : "DIFFER", split ? "equal" : "DIFFER", alone ? "equal" : "DIFFER");
+      bad += !repeat + !split + !alone;
+    }
+  }
+  return bad;
+}
+
+template <class io_t>
+static int debug_case(DType io, int chunk) {
+  Case c;
+  c.io = io;
+  c.T = 150;
+  c.name = std::string("debug ") + (io == DType::kBFloat16 ? "bf16" : "fp16") + " chunk " + std::to_string(chunk);
+  running = c.name.c_str();
+  const Problem p = cases::make(c);
+  Device d(p);
+  const RuleParams r = cases::params(p, d.pointers());
+  const size_t sizes[8] = {64 * 128, 64 * 128, 64 * 64, 64 * 64, 256, 64 * 64, 64 * 64, 64 * 64};
+  std::vector<std::unique_ptr<Buffer>> b;
+  for (size_t s : sizes) { b.push_back(std::make_unique<Buffer>(nullptr, s * 4)); CHECK(cudaMemset(b.back()->data, 0xff, s * 4)); }
+  auto at = [&](int i) { return static_cast<float*>(b[i]->data); };
+  const Watch watch = {chunk, at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7)};
+  must(launch_clusters(chunk_sm90::chunk_kernel<io_t, io_t, 128, Watch>, 2, 2 * 2 * 2, chunk_sm90::kThreads, sizeof(chunk_sm90::SharedMemory<128>), nullptr, r, watch));
+  synchronize(c.name.c_str());
+  std::vector<std::vector<float>> got;
+  for (int i = 0; i < 8; ++i) { const auto h = b[i]->get(); got.emplace_back(sizes[i]); memcpy(got.back().data(), h.data(), h.size()); }
+  return compare_watch(p, io, chunk, got);
+}
+
+// ms of one call: a CUDA graph of `calls` launches, median of replays.
+static double time_graph(const RuleParams& r, const char* name) {
+  running = name;
+  cudaStream_t stream;
+  CHECK(cudaStreamCreate(&stream));
+  must(chunk_gated_delta_rule(r, stream));
+  CHECK(cudaStreamSynchronize(stream));
+  const int calls = 5;
+  cudaGraph_t graph;
+  cudaGraphExec_t exec;
+  CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  for (int i = 0; i < calls; ++i) must(chunk_gated_delta_rule(r, stream));
+  CHECK(cudaStreamEndCapture(stream, &graph));
+  CHECK(cudaGraphInstantiate(&exec, graph, 0));
+  cudaEvent_t a, b;
+  CHECK(cudaEventCreate(&a));
+  CHECK(cudaEventCreate(&b));
+  std::vector<float> times;
+  for (int i = 0; i < 12; ++i) {
+    deadline = now_ms() + 5000;
+    CHECK(cudaEventRecord(a, stream));
+    CHECK(cudaGraphLaunch(exec, stream));
+    CHECK(cudaEventRecord(b, stream));
+    CHECK(cudaEventSynchronize(b));
+    deadline = 0;
+    float ms;
+    CHECK(cudaEventElapsedTime(&ms, a, b));
+    if (i >= 2) times.push_back(ms / calls);
+  }
+  cudaGraphExecDestroy(exec);
+  cudaGraphDestroy(graph);
+  cudaStreamDestroy(stream);
+  std::sort(times.begin(), times.end());
+  return times[times.size() / 2];
+}
+
+__global__ void fill(uint16_t* x, size_t n, float scale, unsigned seed, bool is_bf16) {
+  for (size_t i = blockIdx.x * static_cast<size_t>(blockDim.x) + threadIdx.x; i < n; i += static_cast<size_t>(gridDim.x) * blockDim.x) {
+    unsigned h = static_cast<unsigned>(i) * 2654435761u + seed;
+    h ^= h >> 16; h *= 0x85ebca6bu; h ^= h >> 13; h *= 0xc2b2ae35u; h ^= h >> 16;
+    const float y = scale * (static_cast<float>(h) * 4.6566129e-10f - 1.0f) * 1.7f;
+    x[i] = is_bf16 ? from_float<bf16_t>(y).bits : from_float<fp16_t>(y).bits;
+  }
+}
+__global__ void fill_gates(float* g, float* beta, size_t n) {
+  for (size_t i = blockIdx.x * static_cast<size_t>(blockDim.x) + threadIdx.x; i < n; i += static_cast<size_t>(gridDim.x) * blockDim.x) {
+    g[i] = -0.001f - 0.1f * ((i * 2654435761u >> 8) % 1000) / 1000.0f;
+    beta[i] = 0.1f + 0.8f * ((i * 40503u >> 4) % 1000) / 1000.0f;
+  }
+}
+
+static void run_times(bool quick) {
+  struct Shape { int N, T, Hk, Hv; double must_ms; bool l2norm; DType io; };
+  const DType bf = DType::kBFloat16, fp = DType::kFloat16;
+  const Shape shapes[] = {{1, 512, 16, 48, .025, true, bf}, {1, 2048, 16, 48, .060, true, bf}, {1, 8192, 16, 48, .20, true, bf}, {1, 8192, 16, 48, .20, false, bf},
+                          {1, 8192, 16, 48, .20, true, fp}, {1, 32768, 16, 48, .75, true, bf}, {8, 4096, 16, 64, .62, true, bf}, {8, 1024, 16, 64, .18, true, bf},
+                          {1, 8192, 16, 64, .22, true, bf}, {1, 8192, 2, 8, .080, true, bf}};
+  printf("%-28s %9s %9s %10s\n", "shape", "ms", "must", "us/chunk");
+  int shape_idx = -1;
+  for (const Shape& s : shapes) {
+    ++shape_idx;
+    if (quick && shape_idx != 1 && shape_idx != 2 && shape_idx != 7) continue;
+    char name[96];
+    snprintf(name, sizeof(name), "%dx%d %d/%d %s%s", s.T, s.N, s.Hk, s.Hv, s.io == bf ? "bf16" : "fp16", s.l2norm ? "" : " no l2norm");
+    running = name;
+    Problem p;
+    p.c.io = s.io;
+    p.c.N = p.N = p.B = s.N;
+    p.c.T = p.T = s.T;
+    p.c.Hk = s.Hk;
+    p.c.Hv = s.Hv;
+    p.c.l2norm = s.l2norm;
+    p.pool = s.N;
+    p.scale = 0.0883883f;
+    p.total_channels = 2 * s.Hk * 128 + s.Hv * 128;
+    const size_t tokens = static_cast<size_t>(s.N) * s.T, gates = tokens * s.Hv, state = static_cast<size_t>(s.N) * s.Hv * 128 * 128 * 4;
+    Buffer qkv(nullptr, tokens * p.total_channels * 2), g(nullptr, gates * 4), beta(nullptr, gates * 4), in(nullptr, state), out_state(nullptr, state), out(nullptr, tokens * s.Hv * 128 * 2);
+    fill<<<1024, 256>>>(static_cast<uint16_t*>(qkv.data), tokens * p.total_channels, s.l2norm ? 1.0f : 0.08f, 1u, s.io == bf);
+    fill_gates<<<1024, 256>>>(static_cast<float*>(g.data), static_cast<float*>(beta.data), gates);
+    CHECK(cudaMemset(in.data, 0, state));
+    synchronize(name);
+    const RuleParams r = cases::params(p, {qkv.data, g.data, beta.data, nullptr, nullptr, nullptr, nullptr, in.data, out_state.data, out.data});
+    const double ms = time_graph(r, name);
+    const double waves = std::ceil(2.0 * s.N * s.Hv / num_multiprocessors());
+    printf("%-28s %9.4f %9.3f %10.3f  (x %.0f waves)%s\n", name, ms, s.must_ms, ms * 1000 / (s.T / 64) / waves, waves, ms <= s.must_ms ? "" : "  over");
+    fflush(stdout);
+  }
+}
+
+
+// Phase clock: cycles at which warps of blocks 0 and 1 pass the marks. [2 blocks][12 warps][kMarkChunks][16].
+constexpr int kMarkChunks = 128;
+struct Clock {
+  long long* data;
+  static __device__ int* current() {   // in the padding behind the kernel's shared memory
+    extern __shared__ __align__(1024) char smem_bytes[];
+    return reinterpret_cast<int*>(smem_bytes + sizeof(chunk_sm90::SharedMemory<128>) - 64);
+  }
+  __device__ void put(int id, long long x) const {
+    const int chunk = current()[threadIdx.x / 32];
+    if (blockIdx.x < 2 && threadIdx.x % 32 == 0 && chunk < kMarkChunks) data[((blockIdx.x * 12 + threadIdx.x / 32) * kMarkChunks + chunk) * 16 + id] = x;
+  }
+  __device__ void start(int chunk, int) const {
+    if (threadIdx.x % 32 == 0) current()[threadIdx.x / 32] = chunk;
+    long long t;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
+    put(15, t);
+  }
+  __device__ void phase(chunk_sm90::Phase p) const { put(static_cast<int>(p), clock64()); }
+  template <class... A> __device__ void prediction(const A&...) const {}
+  template <class... A> __device__ void difference(const A&...) const {}
+  template <class... A> __device__ void write(const A&...) const {}
+  template <class... A> __device__ void operands(const A&...) const {}
+};
+
+static_assert(offsetof(chunk_sm90::SharedMemory<128>, done) + sizeof(uint64_t) * chunk_sm90::kStages <= sizeof(chunk_sm90::SharedMemory<128>) - 64, "room for the clock");
+static void print_phases(const std::vector<long long>& h) {
+  using chunk_sm90::Phase;
+  struct Mark { Phase id; const char* name; };
+  const std::vector<Mark> state = {{Phase::kStart, "issue S k, S q, o out, V in"}, {Phase::kReady, "wait S k"}, {Phase::kRead, "X"}, {Phase::kX, "wait U (and scale o)"},
+                                   {Phase::kU, "U out, issue update and P U, wait for the chunk"}, {Phase::kFree, "exponents of V, wait S"}, {Phase::kUpdated, "convert S, wait o, release"}};
+  const std::vector<Mark> aux = {{Phase::kStart, "wait for the stage"}, {Phase::kFree, "copies in"}, {Phase::kLoaded, "normalise, barrier"}, {Phase::kNormalised, "push k q, issue gram, gates, barrier"},
+                                 {Phase::kGram, "wait K K"}, {Phase::kDecays, "decays, A"}, {Phase::kSplit, "wait Q K, P"}, {Phase::kP, "diagonal inverse"}, {Phase::kDiagonal, "below the diagonal, barrier"},
+                                 {Phase::kSolved, "push, to the next chunk"}};
+  auto at = [&](int b, int w, int c, int id) { return h[((b * 12 + w) * kMarkChunks + c) * 16 + id]; };
+  const int first = 24, last = 120;
+  const double ghz = static_cast<double>(at(0, 0, last, 0) - at(0, 0, first, 0)) / std::max<long long>(1, at(0, 0, last, 15) - at(0, 0, first, 15));
+  printf("phases: SM clock %.3f GHz (clock64 over globaltimer); chunks %d..%d; clocks\n", ghz, first, last);
+  for (int b = 0; b < 2; ++b) for (int group = 0; group < 3; ++group) {
+    const auto& marks = group ? aux : state;
+    const int step = group ? 4 : 1, from = group ? first + b + 2 * (group - 1) : first;
+    printf("block %d group %d%s\n", b, group, group ? " (one chunk of four)" : "");
+    double total[4] = {};
+    for (size_t m = 0; m <= marks.size(); ++m) {
+      if (m == marks.size()) { printf("  %-50s", "sum"); for (double t : total) printf(" %8.0f", t); printf("   = %.3f us\n", total[0] / ghz / 1000); break; }
+      printf("  %-50s", marks[m].name);
+      for (int w = 0; w < 4; ++w) {
+        double sum = 0;
+        int n = 0;
+        for (int c = from; c + step < last; c += step, ++n) {
+          const long long t0 = at(b, 4 * group + w, c, static_cast<int>(marks[m].id));
+          const long long t1 = m + 1 < marks.size() ? at(b, 4 * group + w, c, static_cast<int>(marks[m + 1].id)) : at(b, 4 * group + w, c + step, 0);
+          sum += static_cast<double>(t1 - t0);
+        }
+        total[w] += sum / n;
+        printf(" %8.0f", sum / n);
+      }
+      printf("\n");
+    }
+  }
+  for (int b = 0; b < 2; ++b) {
+    const long long zero = at(b, 0, 40, 0);
+    printf("timeline of block %d, clocks from the state group's start of chunk 40 (warp 0)\n", b);
+    for (int c = 40; c < 46; ++c) {
+      printf("  chunk %d state:", c);
+      for (const auto& m : state) printf(" %lld", at(b, 0, c, static_cast<int>(m.id)) - zero);
+      const int owner = c % 2, group = 1 + c / 2 % 2;
+      if (owner == b) { printf("  | solver %d:", group); for (const auto& m : aux) printf(" %lld", at(b, 4 * group, c, static_cast<int>(m.id)) - zero); }
+      printf("\n");
+    }
+  }
+  fflush(stdout);
+}
+
+static void run_phases() {
+  Problem p;
+  p.c.io = DType::kBFloat16;
+  p.c.N = p.N = p.B = 1;
+  p.c.T = p.T = 8192;
+  p.c.Hk = 16;
+  p.c.Hv = 48;
+  p.pool = 1;
+  p.scale = 0.0883883f;
+  p.total_channels = 2 * 16 * 128 + 48 * 128;
+  running = "phases";
+  const size_t tokens = p.T, gates = tokens * 48, state = 48 * 128 * 128 * 4;
+  Buffer qkv(nullptr, tokens * p.total_channels * 2), g(nullptr, gates * 4), beta(nullptr, gates * 4), in(nullptr, state), out_state(nullptr, state), out(nullptr, tokens * 48 * 128 * 2);
+  fill<<<1024, 256>>>(static_cast<uint16_t*>(qkv.data), tokens * p.total_channels, 1.0f, 1u, true);
+  fill_gates<<<1024, 256>>>(static_cast<float*>(g.data), static_cast<float*>(beta.data), gates);
+  CHECK(cudaMemset(in.data, 0, state));
+  const RuleParams r = cases::params(p, {qkv.data, g.data, beta.data, nullptr, nullptr, nullptr, nullptr, in.data, out_state.data, out.data});
+  const size_t count = 2 * 12 * kMarkChunks * 16;
+  Buffer marks(nullptr, count * 8);
+  for (int i = 0; i < 3; ++i) {
+    CHECK(cudaMemset(marks.data, 0, count * 8));
+    must(launch_clusters(chunk_sm90::chunk_kernel<bf16_t, bf16_t, 128, Clock>, chunk_sm90::kCluster, 96, chunk_sm90::kThreads, sizeof(chunk_sm90::SharedMemory<128>), nullptr, r, Clock{static_cast<long long*>(marks.data)}));
+    synchronize("phases");
+  }
+  const auto h = marks.get();
+  std::vector<long long> x(count);
+  memcpy(x.data(), h.data(), count * 8);
+  print_phases(x);
+}
+
+int main(int argc, char** argv) {
+  start_watchdog();
+  auto wants = [&](const char* what) { if (argc == 1) return true; for (int i = 1; i < argc; ++i) if (!strcmp(argv[i], what)) return true; return false; };
+  const char* filter = "";
+  for (int i = 1; i + 1 < argc; ++i) if (!strcmp(argv[i], "check") && strcmp(argv[i + 1], "bits") && strcmp(argv[i + 1], "time") && strcmp(argv[i + 1], "debug") && strcmp(argv[i + 1], "phases") && strcmp(argv[i + 1], "quick")) filter = argv[i + 1];
+  cudaDeviceProp prop;
+  CHECK(cudaGetDeviceProperties(&prop, 0));
+  printf("%s, %d SMs, shared memory of a block %zu\n", prop.name, prop.multiProcessorCount, sizeof(chunk_sm90::SharedMemory<128>));
+  fflush(stdout);
+  int bad = 0;
+#ifndef VARIANT
+  if (wants("debug")) for (int chunk = 0; chunk < 3; ++chunk) { bad += debug_case<bf16_t>(DType::kBFloat16, chunk); bad += debug_case<fp16_t>(DType::kFloat16, chunk); }
+#endif
+  if (wants("check")) bad += run_checks(filter);
+  if (wants("bits")) bad += run_bits();
+  if (wants("time")) run_times(false);
+  if (argc > 1 && wants("quick")) run_times(true);
+#ifndef VARIANT
+  if (wants("phases")) run_phases();
+#endif
+  printf(bad ? "FAILED: %d\n" : "all good\n", bad);
+  return bad != 0;
+}
