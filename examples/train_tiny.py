@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains the small Qwen3.5 model of the examples on public-domain text and saves it in bfloat16.
 
-    python examples/train_tiny.py                      # the checkpoint of the repository: a few minutes on a GPU
+    python examples/train_tiny.py --out examples/tiny_qwen3_5    # the repository's checkpoint: a few minutes on a GPU
     python examples/train_tiny.py --steps 20 --batch 2 --length 128 --out /tmp/tiny --device cpu
 
 Plain transformers and torch: the model trains with transformers' own torch code of the gated delta rule, with AdamW,
@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 import transformers
-from tiny_model import EXAMPLES, MODEL_DIR, TEXT_FILE, decode, encode, load_text, tiny_config
+from tiny_model import EXAMPLES, TEXT_FILE, decode, encode, load_text, tiny_config
 from transformers import AutoModelForCausalLM, Qwen3_5ForCausalLM
 
 WARMUP_STEPS = 100
@@ -36,7 +36,7 @@ def parse_args():
     parser.add_argument("--lr", type=float, default=2e-3, help="peak learning rate")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--text", type=Path, default=TEXT_FILE, help="training text, plain or .bz2")
-    parser.add_argument("--out", type=Path, default=MODEL_DIR, help="folder for weights, config and TRAINING.md")
+    parser.add_argument("--out", type=Path, required=True, help="folder for weights, config and TRAINING.md")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--log-every", type=int, default=50, help="steps between two progress lines")
     return parser.parse_args()

@@ -387,3 +387,30 @@ def test_output_over_an_input_raises(kernel, device):
     faulty = conv_arguments(device)
     for op, fault in (("causal_conv1d", faulty), ("causal_conv1d_update", faulty)):
         check_raises(kernel, op, ["out", "x"], {**fault, "out": fault["x"]})
+
+
+def test_one_meta_tensor_raises(kernel, device):
+    """It would send the call to the fake, which computes nothing."""
+    for name in ("k", "g", "slots", "cu_seqlens"):
+        faulty = ragged_rule_arguments(device)
+        with pytest.raises(RAISES, match=f"{name}.*meta"):
+            kernel.gated_delta_rule(**{**faulty, name: faulty[name].to("meta")})
+
+
+def test_in_place_write_is_seen_by_autograd(kernel, device):
+    x, state = rule_inputs(3, 5, SHAPE, device=device), rule_state(3, SHAPE, device=device)
+    weight = torch.ones_like(state, requires_grad=True)
+    saved = (weight * state).sum()
+    kernel.gated_delta_rule(*x, state)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        saved.backward()
+
+
+def test_forward_mode_tangent_raises(kernel, device):
+    x = rule_inputs(3, 5, SHAPE, device=device)
+
+    def rule(v):
+        return kernel.chunk_gated_delta_rule(x.q, x.k, v, g=x.g, beta=x.beta)[0]
+
+    with pytest.raises(RuntimeError, match="v has a forward-mode tangent"):
+        torch.func.jvp(rule, (x.v,), (torch.ones_like(x.v),))

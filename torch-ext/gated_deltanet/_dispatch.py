@@ -11,6 +11,7 @@ Policy, in one place:
 import warnings
 
 import torch
+from torch.autograd import forward_ad
 
 from ._ops import add_op_namespace_prefix
 
@@ -61,15 +62,24 @@ def needs_grad(*tensors):
 def check_inputs(op, required, optional):
     """Raises unless every argument is a tensor (those in `optional` may be None) that needs no gradient.
 
-    Both are dicts by argument name. This runs in every call, and decode makes thousands of them a second.
+    Both are dicts by argument name; the first required one names the device. This runs in every call, and decode makes
+    thousands of them a second.
     """
     grad_mode = torch.is_grad_enabled()
-    for name, tensor in required.items():
-        if not isinstance(tensor, torch.Tensor) or (grad_mode and tensor.requires_grad):
-            _refuse(op, name, tensor)
-    for name, tensor in optional.items():
-        if tensor is not None and (not isinstance(tensor, torch.Tensor) or (grad_mode and tensor.requires_grad)):
-            _refuse(op, name, tensor)
+    meta = None
+    for arguments in (required, optional):
+        for name, tensor in arguments.items():
+            if tensor is None and arguments is optional:
+                continue
+            if not isinstance(tensor, torch.Tensor) or (grad_mode and tensor.requires_grad):
+                _refuse(op, name, tensor)
+            meta = tensor.is_meta if meta is None else meta
+            if tensor.is_meta != meta:  # one would send the call to the fake, which computes nothing
+                raise RuntimeError(f"{op}: {name} is on {tensor.device}, the other arguments are not")
+    if not torch.compiler.is_compiling() and forward_ad._current_level >= 0:
+        for name, tensor in {**required, **optional}.items():
+            if tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None:
+                raise RuntimeError(f"{op}: {name} has a forward-mode tangent, but this op has no derivative")
 
 
 def _refuse(op, name, value):
@@ -79,6 +89,14 @@ def _refuse(op, name, value):
         f"{op}: {name} requires grad, but this op has no backward. Call it under torch.no_grad(), detach "
         f"{name}, or use the differentiable gated_deltanet.reference.{op}"
     )
+
+
+def count_writes(*tensors):
+    """Tells autograd that the tensors (None is allowed) were written: a graph that saved one then refuses to use it."""
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        for tensor in tensors:
+            if tensor is not None and not tensor.is_inference():
+                torch.autograd.graph.increment_version(tensor)
 
 
 def number(op, name, value):

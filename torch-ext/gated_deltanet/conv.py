@@ -4,7 +4,7 @@
 import torch
 
 from . import reference
-from ._dispatch import check_inputs, has_kernel, register_fakes, use_silu
+from ._dispatch import check_inputs, count_writes, has_kernel, register_fakes, use_silu
 from ._ops import ops
 
 register_fakes("causal_conv1d", "causal_conv1d_update")
@@ -104,6 +104,7 @@ def causal_conv1d(
     ops.causal_conv1d(
         op_x, weight, bias, conv_state, op_out, silu, bool(write_state), cu_seqlens, seq_idx, slots, has_initial_state
     )
+    count_writes(conv_state if write_state else None, out)
     return out
 
 
@@ -150,4 +151,5 @@ def causal_conv1d_update(x, conv_state, weight, bias=None, activation=None, *, s
     if out is None:
         out = torch.empty_like(x)
     ops.causal_conv1d_update(x, conv_state, weight, bias, out, silu, slots)
+    count_writes(conv_state, out)
     return out

@@ -4,7 +4,7 @@
 import torch
 
 from . import reference
-from ._dispatch import HAS_CUDA, check_choice, check_inputs, has_kernel, number, register_fakes
+from ._dispatch import HAS_CUDA, check_choice, check_inputs, count_writes, has_kernel, number, register_fakes
 from ._ops import ops
 
 STATE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -161,6 +161,7 @@ def gated_delta_rule(
         out_slots,
         has_initial_state,
     )
+    count_writes(state, out)
     return out
 
 
@@ -298,7 +299,7 @@ def fused_recurrent_gated_delta_rule(
 
 def _scale(op, scale, q):
     if scale is None:
-        return q.shape[-1] ** -0.5
+        return q.shape[-1] ** -0.5 if q.dim() > 0 and q.shape[-1] > 0 else 1.0  # the op refuses such a q itself
     return number(op, "scale", scale)
 
 
