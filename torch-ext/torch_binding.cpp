@@ -10,8 +10,8 @@
 STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
   ops.def(
       "gated_delta_rule(Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? beta, Tensor? initial_state, "
-      "Tensor(a!)? state, bool in_place, Tensor(b!) out, float scale, bool use_qk_l2norm, bool gate_is_linear, Tensor? cu_seqlens, "
-      "Tensor? slots, Tensor? out_slots, Tensor? has_initial_state) -> ()");
+      "Tensor(a!)? state, bool in_place, Tensor(b!) out, float scale, bool use_qk_l2norm, bool gate_is_linear, int mode, "
+      "Tensor? cu_seqlens, Tensor? slots, Tensor? out_slots, Tensor? has_initial_state) -> ()");
   ops.def(
       "causal_conv1d(Tensor x, Tensor weight, Tensor? bias, Tensor(a!)? conv_state, Tensor(b!) out, bool use_silu, "
       "bool write_state, Tensor? cu_seqlens, Tensor? seq_idx, Tensor? slots, Tensor? has_initial_state) -> ()");
