@@ -119,7 +119,7 @@ def gated_delta_rule(
 
     The chunk kernel keeps the state and all sums in float32 too, but multiplies float16 operands: relative RMS error
     2.0e-3 of a bfloat16 output (1.66e-3 is its rounding), 8e-4 of a float16 or float32 one, 1e-3 of a float32 state;
-    2.2e-3, 1.3e-3 and 1e-3 where keys are strongly correlated. Its bits are those of any split at a multiple of 64
+    2.2e-3, 1.3e-3 and 1.1e-3 where keys are strongly correlated. Its bits are those of any split at a multiple of 64
     tokens. A NaN in a token reaches the whole of its 64-token piece, of the heads that use it, and what follows.
 
     Source: Yang, Kautz, Hatamizadeh, "Gated Delta Networks: Improving Mamba2 with Delta Rule" (arXiv 2412.06464).
