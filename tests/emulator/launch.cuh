@@ -60,6 +60,7 @@ inline unsigned __ballot_sync(unsigned, bool x) {
   for (int lane = 0; lane < emulated::kWarp; ++lane) bits |= static_cast<unsigned>(emulated::shuffle(x, lane)) << lane;
   return bits;
 }
+inline bool __all_sync(unsigned mask, bool x) { return __ballot_sync(mask, x) == 0xffffffffu; }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
 inline void __syncwarp() { emulated::shuffle(0, 0); }

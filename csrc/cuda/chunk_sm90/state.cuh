@@ -4,21 +4,16 @@
 // with T' = T diag(beta), everything transposed so that S^T [64 v, K] stays in the accumulators and every left operand
 // comes from registers: K S is S^T k^T, and so on. Warp w owns rows (columns of S) 16 w .. 16 w + 15.
 //
-// Range    Operands are fp16. A row of S^T and V^T is kept times 2^-exponent, which puts the larger of both maxima in
-//          [2^6, 2^7): with unit keys and beta <= 2, |u| <= 2 (|v| + |S|) stays below 2^16 whatever the chunk holds, and what
-//          is 2^20 below the largest still has full precision. The exponent depends on S at the chunk's start and on the
-//          chunk's V only, so that a split between chunks keeps the bits. Inf and NaN pass through.
-// Order    K S(c), O(c-1) out, Q S(c), V of c + 2 on its way, X, U, S update, P U, largest |s| for c + 1 while P U runs.
+// Order    K S(c), O(c-1) out, Q S(c), V of c + 2 on its way, X, U, S update in two panels, P U; the panels are rounded to the
+//          next operand (range.cuh) as they arrive.
 #pragma once
 
 #include "../ptx/wgmma.cuh"
 #include "../tile/pipeline.cuh"
 #include "gram.cuh"
+#include "range.cuh"
 
 namespace gdn::cuda::chunk_sm90 {
-
-constexpr int kOperandExponent = 6;     // of the largest element of a scaled row
-constexpr int kLowestExponent = -100;   // of a row; smaller ones stay small
 
 template <int kCount>
 __device__ __forceinline__ void hold(float (&x)[kCount]) {
@@ -33,22 +28,6 @@ __device__ __forceinline__ void hold(uint32_t (&x)[kCount][4]) {
     for (int j = 0; j < 4; ++j) ptx::wgmma_hold(x[i][j]);
   }
 }
-
-// 2^e for e <= 127; below the normal numbers 0.
-__device__ __forceinline__ float power_of_two(int e) {
-  return e < -126 ? 0.0f : bits_float(static_cast<uint32_t>(e + 127) << 23);
-}
-
-// floor(log2 x) for x >= 0, -127 for 0 and subnormals, 128 for inf and NaN.
-__device__ __forceinline__ int exponent_of(float x) { return static_cast<int>(float_bits(x) >> 23) - 127; }
-
-// What a thread keeps of S^T: rows lane / 4 and lane / 4 + 8 of its warp, true value s 2^exponent.
-template <int kKeyDim>
-struct State {
-  float s[kKeyDim / 2];              // accumulators
-  int exponent[2];                   // of s
-  uint32_t operand[kKeyDim / 16][4]; // s as the left operand of K S and Q S, of the chunk
-};
 
 // Bytes from a warp's 16 columns of V or o of a chunk, [64 t][16 v], to columns 8 half .. of token t: 8 tokens of a half hit
 // 8 different bank groups.
@@ -101,51 +80,6 @@ __device__ __forceinline__ void value_exponents(const uint16_t* smem_v, int lane
   }
 }
 
-// Exponents for the chunk from the largest |s| and |v| of each row, over the four lanes of the row.
-template <int kKeyDim>
-__device__ __forceinline__ void pick_exponents(const int (&of_v)[2], const State<kKeyDim>& state, int (&next)[2]) {
-  int e[2];
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    float largest[2] = {0.0f, 0.0f};
-#pragma unroll
-    for (int i = 0; i < kKeyDim / 8; ++i) {
-      largest[0] = fmaxf(largest[0], fabsf(state.s[4 * i + 2 * r]));
-      largest[1] = fmaxf(largest[1], fabsf(state.s[4 * i + 2 * r + 1]));
-    }
-    const int of_s = max(exponent_of(fmaxf(largest[0], largest[1])), kLowestExponent) + state.exponent[r];
-    e[r] = max(of_s, of_v[r]);
-  }
-  // Both rows in one word, both positive: -227 .. 250 plus 1024.
-  uint32_t word = static_cast<uint32_t>(e[0] + 1024) << 16 | static_cast<uint32_t>(e[1] + 1024);
-  word = __vmaxu2(word, __shfl_xor_sync(0xffffffffu, word, 1));
-  word = __vmaxu2(word, __shfl_xor_sync(0xffffffffu, word, 2));
-  next[0] = max(static_cast<int>(word >> 16) - 1024 - kOperandExponent, kLowestExponent);
-  next[1] = max(static_cast<int>(word & 0xffffu) - 1024 - kOperandExponent, kLowestExponent);
-}
-
-// Picks the exponents of the next chunk, rounds S to the operand and takes S itself to the chunk's scale and through its
-// decay: what the update adds to. Behind the last chunk S stays as it is.
-template <int kKeyDim>
-__device__ __forceinline__ void convert_state(const int (&of_v)[2], float decay, bool is_last, State<kKeyDim>& state) {
-  int next[2];
-  pick_exponents(of_v, state, next);
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const float factor = power_of_two(min(state.exponent[r] - next[r], 127));   // at most 106 upwards
-    const float factor_s = is_last ? 1.0f : decay * factor;
-    state.exponent[r] = is_last ? state.exponent[r] : next[r];
-#pragma unroll
-    for (int i = 0; i < kKeyDim / 8; ++i) {
-      float& low = state.s[4 * i + 2 * r];
-      float& high = state.s[4 * i + 2 * r + 1];
-      state.operand[i / 2][2 * (i % 2) + r] = round_pair_fp16(low * factor, high * factor);
-      low *= factor_s;
-      high *= factor_s;
-    }
-  }
-}
-
 // Issues sums = S^T tile^T [64 v, 64 t] as one group.
 template <int kKeyDim>
 __device__ __forceinline__ void issue_read(const State<kKeyDim>& state, const fp16_t* tile, float (&sums)[32]) {
@@ -166,21 +100,18 @@ __device__ __forceinline__ void issue_tokens(const uint32_t (&operand)[4][4], co
   ptx::wgmma_commit_group();
 }
 
-// Issues s += operand k [64 v, K] as one group: the same k tile, read along its rows.
+// Issues s += operand k [64 v, K], a group for each panel of 64 columns: the same k tile, read along its rows.
 template <int kKeyDim>
-__device__ __forceinline__ void issue_write(const uint32_t (&operand)[4][4], const fp16_t* smem_k, float (&s)[kKeyDim / 2]) {
+__device__ __forceinline__ void issue_write(const uint32_t (&operand)[4][4], const fp16_t* smem_k, State<kKeyDim>& state) {
   constexpr uint64_t kStep = 16 * kPanelRowBytes / 16;
-  const uint64_t b =
-      ptx::wgmma_descriptor_128b(ptx::shared_address(smem_k), kChunk * kPanelRowBytes, 8 * kPanelRowBytes);
 #pragma unroll
-  for (int step = 0; step < 4; ++step) {
-    if constexpr (kKeyDim == 128) {
-      ptx::wgmma_m64n128k16_trans<true>(s, operand[step], b + step * kStep);
-    } else {
-      ptx::wgmma_m64n64k16_trans<true>(s, operand[step], b + step * kStep);
-    }
+  for (int panel = 0; panel < state.kPanels; ++panel) {
+    const uint64_t b = ptx::wgmma_descriptor_128b(ptx::shared_address(smem_k) + panel * (kChunk * kPanelRowBytes),
+                                                  kChunk * kPanelRowBytes, 8 * kPanelRowBytes);
+#pragma unroll
+    for (int step = 0; step < 4; ++step) ptx::wgmma_m64n64k16_trans<true>(state.s[panel], operand[step], b + step * kStep);
+    ptx::wgmma_commit_group();
   }
-  ptx::wgmma_commit_group();
 }
 
 // factors[t] of the tokens of this thread's columns of sums.
@@ -281,11 +212,11 @@ __device__ __forceinline__ void move_state(const View& view, int64_t head, int64
 #pragma unroll
   for (int i = 0; i < kKeyDim / 2; ++i) {
     const int r = i / 2 % 2;
-    state_t& element = data[sum_column(lane, i) * view.stride[2] + 8 * r * view.stride[3]];
+    state_t& element = data[(64 * (i / 32) + sum_column(lane, i % 32)) * view.stride[2] + 8 * r * view.stride[3]];
     if constexpr (kIsLoad) {
-      state.s[i] = to_float(element);
+      state.s[i / 32][i % 32] = to_float(element);
     } else {
-      element = from_float<state_t>(state.s[i] * factor[r]);
+      element = from_float<state_t>(state.s[i / 32][i % 32] * factor[r]);
     }
   }
 }
@@ -343,7 +274,10 @@ __device__ __forceinline__ void start_state(int length, int rank, int warp, cons
   wait_chunk(0, rank, smem);
   int of_v[2];
   value_exponents<io_t>(smem.v[0][warp], values.lane, of_v);
-  convert_state(of_v, smem.stage[0].gates.decay[kChunk - 1], false, state);
+  uint32_t largest[2] = {0, 0};
+#pragma unroll
+  for (int panel = 0; panel < state.kPanels - 1; ++panel) round_panel(panel, state, largest);
+  finish_operand(of_v, smem.stage[0].gates.decay[kChunk - 1], state, largest);
 }
 
 // U^T -> the operand of O, and that of the update, which carries each token to the chunk's end.
@@ -352,6 +286,23 @@ __device__ __forceinline__ void split_write(const float2 (&to_end)[8], float (&s
   round_to_operands(sums, u);
   scale_tokens(to_end, sums);
   round_to_operands(sums, u_end);
+}
+
+// Waits for the update of S, of which a product of another group was issued behind it, and makes the next chunk's operand:
+// each panel is rounded while the next one is under way. `u_end` is the operand that the update reads.
+template <int kKeyDim>
+__device__ __forceinline__ void finish_update(const int (&of_v)[2], float decay, uint32_t (&u_end)[4][4],
+                                              State<kKeyDim>& state) {
+  uint32_t largest[2] = {0, 0};
+  if constexpr (kKeyDim == 128) {
+    ptx::wgmma_wait_group<2>();
+    hold(state.s[0]);
+    round_panel(0, state, largest);
+  }
+  ptx::wgmma_wait_group<1>();
+  hold(state.s[state.kPanels - 1]);
+  hold(u_end);
+  finish_operand(of_v, decay, state, largest);
 }
 
 // The whole life of the state warpgroup; `state` holds S at the start and at the end. The observer is shown
@@ -415,7 +366,7 @@ __device__ __forceinline__ void run_state(const Work& work, int length, float sc
     observer.write(work, chunk, warp, lane, sums, state);
     split_write(to_end, sums, u, u_end);
     ptx::wgmma_fence();
-    issue_write<kKeyDim>(u_end, stage.k, state.s);
+    issue_write(u_end, stage.k, state);
     issue_tokens<true>(u, stage.p, o);
 
     const int next = chunk + 1;   // past the last chunk the operand is made from old values and not used
@@ -423,11 +374,10 @@ __device__ __forceinline__ void run_state(const Work& work, int length, float sc
     observer.phase(Phase::kFree);
     int of_v[2];
     value_exponents<io_t>(v_next, lane, of_v);
-    ptx::wgmma_wait_group<1>();   // S
-    hold(state.s);
-    hold(u_end);
+    if (next >= num_chunks) of_v[0] = of_v[1] = kLowestExponent;   // no V there: S by itself, which scales without loss
+    const float next_decay = smem.stage[next % kStages].gates.decay[kChunk - 1];
+    finish_update(of_v, next < num_chunks ? next_decay : 1.0f, u_end, state);   // behind the last chunk S stays as it is
     observer.phase(Phase::kUpdated);
-    convert_state(of_v, smem.stage[next % kStages].gates.decay[kChunk - 1], next == num_chunks, state);
     ptx::wgmma_wait_group<0>();   // O; across the loop's end ptxas would serialise
     hold(o);
     hold(u);
