@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A small run of every op on a GPU, under compute-sanitizer: `python tests/sanitize.py` runs it once per tool.
 
-The tools run side by side, each in a process of its own with torch's caching allocator off, so that every
-tensor is an allocation whose ends the tool knows. The shapes are small and awkward on purpose: odd lengths, padding rows, ragged offsets, strided views.
+The tools run side by side, each in a process of its own with torch's caching allocator off, so that every tensor is an
+allocation whose ends the tool knows. The shapes are small and awkward on purpose: odd lengths, padding rows, ragged
+offsets, strided views.
 """
 
 import os

@@ -79,7 +79,8 @@ __device__ __forceinline__ LaneSource source_of_lane(const LaneRole<Cut>& role, 
   using Layout = TokenLayout<Cut::kSteps>;
   const int head = Cut::kOfHeads ? role.column : 0, v_step = Cut::kOfHeads ? tiling.tile : 1;
   return {smem_tokens + Layout::kKeys + 2 * kRows * row_group,
-          smem_tokens + Layout::kScalars + 8 * head, smem_tokens + Layout::kV + column_in_tile + role.column * v_step, smem_tokens + Layout::kAlpha};
+          smem_tokens + Layout::kScalars + 8 * head, smem_tokens + Layout::kV + column_in_tile + role.column * v_step,
+          smem_tokens + Layout::kAlpha};
 }
 
 // What a lane needs of one token.
