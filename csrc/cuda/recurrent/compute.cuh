@@ -78,33 +78,28 @@ __device__ __forceinline__ LaneSource source_of_lane(const LaneRole<Cut>& role, 
                                                      int column_in_tile, float* smem_tokens) {
   using Layout = TokenLayout<Cut::kSteps>;
   const int head = Cut::kOfHeads ? role.column : 0, v_step = Cut::kOfHeads ? tiling.tile : 1;
-  return {smem_tokens + Layout::kKeys + 2 * kRows * row_group,
-          smem_tokens + Layout::kScalars + 8 * head, smem_tokens + Layout::kV + column_in_tile + role.column * v_step,
-          smem_tokens + Layout::kAlpha};
+  return {smem_tokens + Layout::kKeys + kRows * row_group, smem_tokens + Layout::kScalars + 8 * head,
+          smem_tokens + Layout::kV + column_in_tile + role.column * v_step, smem_tokens + Layout::kAlpha};
 }
 
 // What a lane needs of one token.
 template <class Cut>
 struct Operands {
   static constexpr int kAlphas = Cut::kHeads == 3 ? 4 : Cut::kHeads;
-  Pack<float, 4> pairs[Cut::kSteps][kRows / 2];   // k k q q
+  Pack<float, kRows> k[Cut::kSteps], q[Cut::kSteps];
   StepScalars scalars;
   Pack<float, kAlphas> alpha;
   float v;
-
-  __device__ __forceinline__ float k(int j, int i) const { return pairs[j][i / 2].x[i % 2]; }
-  __device__ __forceinline__ float q(int j, int i) const { return pairs[j][i / 2].x[2 + i % 2]; }
 };
 
 template <class Cut>
 __device__ __forceinline__ void read_operands(const LaneSource& source, Operands<Cut>& x) {
+  const auto* const k = reinterpret_cast<const Pack<float, kRows>*>(source.keys);
+  const auto* const q = reinterpret_cast<const Pack<float, kRows>*>(source.keys + TokenLayout<Cut::kSteps>::kQueries);
 #pragma unroll
-  for (int j = 0; j < Cut::kSteps; ++j) {
+  for (int j = 0; j < Cut::kSteps; ++j) x.k[j] = k[kRowGroups * j];
 #pragma unroll
-    for (int i = 0; i < kRows / 2; ++i) {
-      x.pairs[j][i] = *reinterpret_cast<const Pack<float, 4>*>(source.keys + 2 * kResidues * j + 4 * i);
-    }
-  }
+  for (int j = 0; j < Cut::kSteps; ++j) x.q[j] = q[kRowGroups * j];
   x.scalars = *reinterpret_cast<const StepScalars*>(source.scalars);
   x.alpha = *reinterpret_cast<const Pack<float, Operands<Cut>::kAlphas>*>(source.alpha);
   x.v = *source.v;
@@ -118,7 +113,7 @@ __device__ __forceinline__ float sum_in_lane(const Operands<Cut>& x, const Fragm
   for (int j = 0; j < Cut::kSteps; ++j) {
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
-      part[i] = accumulate(fragment.s[c][j][i], kOfKey ? x.k(j, i) : x.q(j, i), part[i]);
+      part[i] = accumulate(fragment.s[c][j][i], kOfKey ? x.k[j].x[i] : x.q[j].x[i], part[i]);
     }
   }
 #pragma unroll
@@ -153,16 +148,33 @@ __device__ __forceinline__ float sum_over_lanes(int lane, const float (&sums)[kC
   }
 }
 
+// A token's o on its way: the lane's parts of w, what else o needs, where it goes.
+template <class Cut>
+struct Output {
+  float w_parts[Cut::kColumns];
+  float scale_sq, kq, alpha, f;
+  float* smem;
+};
+
+template <class Cut>
+__device__ __forceinline__ void finish(const LaneRole<Cut>& role, const Output<Cut>& output) {
+  const float w = sum_over_lanes<kColumnGroups>(role.lane, output.w_parts, [](int) {});
+  const float o = read_output(output.scale_sq, output.kq, output.alpha, output.f, w);
+  if (role.writes_out) *output.smem = o;
+}
+
 // One token. The way from u to the new state is the critical one: w is summed while u travels between the lanes, the state
-// decays while f does, and w's own way ends behind the write. If the cut reads ahead, `next` receives the next token's
-// operands: behind the shuffles of f, since they share a queue with the reads from shared memory, and under the write. The
-// __syncwarp keeps them there.
-template <class Cut, bool kReadsNext>
-__device__ __forceinline__ void step(const LaneRole<Cut>& role, const Operands<Cut>& x, const LaneSource& source,
-                                     Operands<Cut>& next, Fragment<Cut>& fragment) {
+// decays while f does. If the cut overlaps tokens, the w of the token before ends (`output`) while this one's u is summed, and
+// `next` receives the operands at `next_source`: behind the shuffles of f, since reads from shared memory share a queue with
+// them, and under the write. The __syncwarp keeps them there; where a chunk begins, the barrier stands before it.
+template <class Cut>
+__device__ __forceinline__ void step(const LaneRole<Cut>& role, const Operands<Cut>& x, float* smem_out,
+                                     const LaneSource& next_source, bool begins_chunk, Operands<Cut>& next,
+                                     Fragment<Cut>& fragment, Output<Cut>& output) {
   float u_parts[Cut::kColumns], w_parts[Cut::kColumns];
 #pragma unroll
   for (int c = 0; c < Cut::kColumns; ++c) u_parts[c] = sum_in_lane<true>(x, fragment, c);
+  if constexpr (Cut::kOverlaps) finish(role, output);
   const float u = sum_over_lanes<kColumnGroups>(role.lane, u_parts, [&](int level) {
 #pragma unroll
     for (int c = 0; c < Cut::kColumns; ++c) {
@@ -175,6 +187,14 @@ __device__ __forceinline__ void step(const LaneRole<Cut>& role, const Operands<C
   float f[Cut::kColumns];
 #pragma unroll
   for (int c = 0; c < Cut::kColumns; ++c) f[c] = __shfl_sync(0xffffffffu, own_f, role.delta_lane[c]);
+  output = {{}, scalars.scale_sq, scalars.kq, scalars.alpha, own_f, smem_out};
+#pragma unroll
+  for (int c = 0; c < Cut::kColumns; ++c) output.w_parts[c] = w_parts[c];
+  if (begins_chunk) __syncthreads();
+  if constexpr (Cut::kOverlaps) {
+    __syncwarp();
+    read_operands(next_source, next);
+  }
 #pragma unroll
   for (int c = 0; c < Cut::kColumns; ++c) {
     const float alpha = x.alpha.x[Cut::kOfHeads ? c : 0];
@@ -182,46 +202,70 @@ __device__ __forceinline__ void step(const LaneRole<Cut>& role, const Operands<C
     for (int j = 0; j < Cut::kSteps; ++j) {
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
-        fragment.s[c][j][i] = write_state(alpha, x.k(j, i), f[c], fragment.s[c][j][i]);
+        fragment.s[c][j][i] = write_state(alpha, x.k[j].x[i], f[c], fragment.s[c][j][i]);
       }
     }
   }
-  const float w = sum_over_lanes<kColumnGroups>(role.lane, w_parts, [](int) {});
-  if constexpr (kReadsNext) {
-    __syncwarp();
-    read_operands(source.plus(TokenLayout<Cut::kSteps>::kFloats), next);
-  }
-  const float o = read_output(scalars.scale_sq, scalars.kq, scalars.alpha, own_f, w);
-  if (role.writes_out) source.v[kMaxValues] = o;
+  if constexpr (!Cut::kOverlaps) finish(role, output);
 }
 
-// Every token of every chunk. A cut that reads ahead has two sets of operands that take turns; behind the last token of a
-// half it reads the empty one, for nothing.
+// Every token of every chunk (at least one), one after the other.
+template <class Cut>
+__device__ __forceinline__ void run_in_turn(const Tiling& tiling, int64_t length, const LaneSource& lane_source,
+                                            const LaneRole<Cut>& role, Fragment<Cut>& fragment) {
+  constexpr int kFloats = TokenLayout<Cut::kSteps>::kFloats;
+  const int chunk = tiling.chunk * kFloats;
+  Operands<Cut> x;
+  Output<Cut> output;
+  int place = 0;   // of the chunk in shared memory
+  for (int64_t first = 0; first < length; first += tiling.chunk) {
+    __syncthreads();   // the chunk is staged
+    LaneSource source = lane_source.plus(place);
+    const int count = static_cast<int>(length - first < tiling.chunk ? length - first : tiling.chunk);
+    for (int i = 0; i < count; ++i, source = source.plus(kFloats)) {
+      read_operands(source, x);
+      step(role, x, source.v + kMaxValues, source, false, x, fragment, output);
+    }
+    place = place + chunk < kRing * chunk ? place + chunk : 0;
+  }
+}
+
+// The same with tokens that overlap, two a turn, for the two sets of operands. Behind the last token another one's place is
+// read, for nothing; the o before the first goes to the unused place.
+template <class Cut>
+__device__ __forceinline__ void run_overlapped(const Tiling& tiling, int64_t length, const LaneSource& lane_source,
+                                               const LaneRole<Cut>& role, Fragment<Cut>& fragment) {
+  constexpr int kFloats = TokenLayout<Cut::kSteps>::kFloats;
+  const int ring = kRing * tiling.chunk;
+  LaneSource source = lane_source;
+  Operands<Cut> even, odd;
+  Output<Cut> output = {};
+  output.smem = source.v + ring * kFloats + kMaxValues;
+  __syncthreads();   // the first chunk is staged
+  read_operands(source, even);
+  int64_t left = length;
+  int left_of_chunk = tiling.chunk, left_of_ring = ring;
+  for (; left > 1; left -= 2) {
+    const LaneSource second = source.plus(kFloats);
+    step(role, even, source.v + kMaxValues, second, false, odd, fragment, output);
+    left_of_chunk -= 2;
+    left_of_ring -= 2;
+    source = source.plus(left_of_ring > 0 ? 2 * kFloats : (2 - ring) * kFloats);
+    const bool begins_chunk = left_of_chunk == 0 && left > 2;
+    if (left_of_chunk == 0) left_of_chunk = tiling.chunk;
+    if (left_of_ring == 0) left_of_ring = ring;
+    step(role, odd, second.v + kMaxValues, source, begins_chunk, even, fragment, output);
+  }
+  if (left > 0) step(role, even, source.v + kMaxValues, source, false, odd, fragment, output);
+  finish(role, output);
+}
+
 template <class Cut>
 __device__ __forceinline__ void run_computing(const Tiling& tiling, int64_t length, const LaneSource& lane_source,
                                               const LaneRole<Cut>& role, Fragment<Cut>& fragment) {
-  constexpr int kFloats = TokenLayout<Cut::kSteps>::kFloats;
-  for (int64_t first = 0, half = 0; first < length; first += tiling.chunk, half ^= 1) {
-    __syncthreads();   // the chunk is staged
-    const int count = static_cast<int>(length - first < tiling.chunk ? length - first : tiling.chunk);
-    LaneSource source = lane_source.plus(static_cast<int>(half) * (tiling.chunk + 1) * kFloats);
-    Operands<Cut> even, odd;
-    if constexpr (Cut::kReadsAhead) {
-      read_operands(source, even);
-      for (int i = 0; i < count; i += 2) {
-        step<Cut, true>(role, even, source, odd, fragment);
-        if (i + 1 == count) break;
-        step<Cut, true>(role, odd, source.plus(kFloats), even, fragment);
-        source = source.plus(2 * kFloats);
-      }
-    } else {
-      for (int i = 0; i < count; ++i, source = source.plus(kFloats)) {
-        read_operands(source, even);
-        step<Cut, false>(role, even, source, odd, fragment);
-      }
-    }
-  }
-  __syncthreads();   // for the staging warps: the last chunk is computed
+  if constexpr (Cut::kOverlaps) run_overlapped(tiling, length, lane_source, role, fragment);
+  else run_in_turn(tiling, length, lane_source, role, fragment);
+  __syncthreads();   // for the staging warps: everything is computed
 }
 
 }  // namespace

@@ -15,6 +15,7 @@ constexpr int kMaxComputing = 16 / kColumnGroups;               // warps of a bl
 constexpr int kMaxStaging = 4;
 constexpr int kTokenLanes = 8;                                  // lanes that stage one token
 constexpr int kTokensOfPass = 32 / kTokenLanes;                 // so a staging warp has four tokens in its hands
+constexpr int kRing = 3;                                        // chunks in shared memory
 constexpr int kMaxValues = 64;                                  // of v and o of one token: heads x tile
 constexpr int kQuadsOfLane = kMaxValues / (4 * kTokenLanes);    // of v, staged by one lane
 
@@ -25,8 +26,8 @@ struct Cut {
   static constexpr int kSteps = kSteps_, kColumns = kColumns_, kBlocksOfSm = kBlocksOfSm_;
   static constexpr bool kOfHeads = kColumns < 4;
   static constexpr int kHeads = kOfHeads ? kColumns : 1, kColumnsOfHead = kOfHeads ? 1 : kColumns;
-  // Operands are read a token ahead where there are registers for two sets.
-  static constexpr bool kReadsAhead = kSteps * kColumns * kRows <= (kBlocksOfSm == 1 ? 48 : 16);
+  // Tokens overlap where there are registers for it: operands are read a token ahead, o ends under the next token.
+  static constexpr bool kOverlaps = kSteps * kColumns * kRows <= (kBlocksOfSm == 1 ? 48 : 16);
 };
 
 struct Tiling {
@@ -36,7 +37,7 @@ struct Tiling {
   int columns;      // Cut::kColumns
   int blocks_of_sm; // Cut::kBlocksOfSm
   int stagers;      // staging warps
-  int chunk;        // tokens of a chunk
+  int chunk;        // tokens of a chunk, an even number
   int64_t head_groups, tiles;
 };
 
@@ -68,11 +69,11 @@ __device__ __forceinline__ Work work_of_block(const RuleParams& p, const Tiling&
   return {rest / tiling.head_groups, key_head(head, p.dims.Hk, p.dims.Hv), head, tile * tiling.tile};
 }
 
-// Shared memory of one token, in floats. Keys and queries lie in pairs, k k q q, so that one 16-byte read gives a lane
-// both; v and o are [heads, tile]; StepScalars [heads]; and once more alpha [heads], for the write.
+// Shared memory of one token, in floats: k and q, v and o [heads, tile], StepScalars [heads], and once more alpha [heads], for
+// the write.
 template <int kSteps>
 struct TokenLayout {
-  static constexpr int kKeys = 0, kV = 2 * kResidues * kSteps, kOut = kV + kMaxValues, kScalars = kOut + kMaxValues,
+  static constexpr int kKeys = 0, kQueries = kResidues * kSteps, kV = 2 * kQueries, kOut = kV + kMaxValues, kScalars = kOut + kMaxValues,
                        kAlpha = kScalars + 3 * 8, kFloats = kAlpha + 4;
 };
 

@@ -11,8 +11,9 @@
 //         Staging warps behind them: tokens to shared memory as fp32, with their scalars, and o from shared memory to
 //         global.
 // Reads   q k [T, Hk, K], v [T, Hv, V], g beta [T, Hv]; S [K, V] once.   Writes   o [T, Hv, V], S once.
-// Chunks  Two halves of shared memory take turns: chunk c is computed in one while the staging warps write out chunk c - 1
-//         from the other and fill it with chunk c + 1. One __syncthreads a chunk, joined by all warps.
+// Chunks  Three lie in shared memory: while chunk c is computed and the last o of chunk c - 1 still under way, the staging warps
+//         write out chunk c - 2 and put chunk c + 1 in its place. One __syncthreads a chunk, joined by all warps; a computing
+//         warp comes to it in the middle of its stream of instructions.
 // Needs   K <= 32 kSteps (rows past K are zeros), any V, any strides; any arch.
 // Files   config (shapes), state (memory <-> registers), stage and compute (the two roles); here they are wired.
 #pragma once
@@ -46,7 +47,7 @@ template <class Cut>
 __global__ void __launch_bounds__(32 * (kMaxComputing + kMaxStaging), Cut::kBlocksOfSm)
     recurrent_kernel(const __grid_constant__ RuleParams p, const __grid_constant__ Tiling tiling,
                      const __grid_constant__ InQuads in_quads) {
-  extern __shared__ float4 smem[];   // [2][chunk + 1] tokens of TokenLayout, the last of a half empty
+  extern __shared__ float4 smem[];   // [kRing][chunk] tokens of TokenLayout and an unused one
   const Work work = work_of_block(p, tiling);
   if (work.n == p.dims.N) {   // the row behind the last sequence: tokens outside all of them
     write_zeros(p, tiling, work, 0, 0, sequence_span(p.cu_seqlens, 0, p.dims.T).first);
@@ -85,7 +86,10 @@ __global__ void __launch_bounds__(32 * (kMaxComputing + kMaxStaging), Cut::kBloc
     const Columns columns = columns_of_lane<Cut>(p.initial_state, slot, work.head, column, p.dims.V);
     move_state<true>(p.initial_state, columns, in_quads.initial_state, K, row_group, fragment);
   }
-  run_computing(tiling, span.length, source_of_lane(role, tiling, row_group, column_in_tile, smem_tokens), role, fragment);
+  if (span.length > 0) {
+    const LaneSource source = source_of_lane(role, tiling, row_group, column_in_tile, smem_tokens);
+    run_computing(tiling, span.length, source, role, fragment);
+  }
 
   const int64_t out_slot = slot_of_row(p.out_slots.given() ? p.out_slots : p.slots, work.n, p.pool_out);
   if (p.state.given() && out_slot >= 0) {

@@ -54,7 +54,7 @@ Tiling pick(const Dims& dims, int num_sms) {
   const int wanted = is_short && columns <= 8192 ? 1 : (is_short && columns <= 32768 ? 2 : kMaxComputing);
   tiling.tile_warps = static_cast<int>(std::min<int64_t>(wanted, ceil_div(dims.V, columns_of_warp)));
   tiling.tile = tiling.tile_warps * columns_of_warp;
-  tiling.stagers = is_short ? 1 : kMaxStaging;
+  tiling.stagers = is_short ? 1 : (dims.K <= 128 ? kMaxStaging : kMaxStaging / 2);   // 80 KiB at most
   tiling.chunk = tiling.stagers * kTokensOfPass;
   tiling.head_groups = dims.Hv / tiling.heads;
   tiling.tiles = ceil_div(dims.V, tiling.tile);
@@ -66,7 +66,7 @@ const char* launch_recurrent(const RuleParams& params, const Tiling& tiling, voi
   const int64_t rows = params.dims.N + (params.cu_seqlens.given() ? 1 : 0);
   const int64_t blocks = rows * tiling.head_groups * tiling.tiles;
   if (blocks > kMaxBlocks) return "more than 2^31 - 1 blocks";
-  const size_t smem_bytes = 2 * (tiling.chunk + 1) * TokenLayout<Cut::kSteps>::kFloats * sizeof(float);
+  const size_t smem_bytes = (kRing * tiling.chunk + 1) * TokenLayout<Cut::kSteps>::kFloats * sizeof(float);
   return launch(recurrent_kernel<Cut>, blocks, 32 * (tiling.tile_warps + tiling.stagers), smem_bytes, stream, params,
                 tiling, what_moves_in_quads(params, tiling));
 }

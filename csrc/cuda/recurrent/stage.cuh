@@ -115,8 +115,8 @@ __device__ __forceinline__ void load_token(const RuleParams& p, const InQuads& i
   token.beta = exists && source.beta != nullptr ? load_bits(source.beta, p.beta.dtype, t * p.beta.stride[1]) : 0u;
 }
 
-__device__ __forceinline__ void store_quad(float* smem, float a, float b, float c, float d) {
-  *reinterpret_cast<Pack<float, 4>*>(smem) = {{a, b, c, d}};
+__device__ __forceinline__ void store_quad(float* smem, const Pack<float, 4>& quad) {
+  *reinterpret_cast<Pack<float, 4>*>(smem) = quad;
 }
 
 // k, q and v to shared memory as fp32, with the scalars of every head. The sums k k, q q and k q are rule.h's.
@@ -129,9 +129,8 @@ __device__ __forceinline__ void stage_token(const RuleParams& p, const Tiling& t
 #pragma unroll
   for (int j = 0; j < kSteps; ++j) {
     const Pack<float, 4> k = widen<io_t>(token.k[j]), q = widen<io_t>(token.q[j]);
-    float* const smem_pairs = smem_token + Layout::kKeys + 2 * (kResidues * j + 4 * r);
-    store_quad(smem_pairs, k.x[0], k.x[1], q.x[0], q.x[1]);
-    store_quad(smem_pairs + 4, k.x[2], k.x[3], q.x[2], q.x[3]);
+    store_quad(smem_token + Layout::kKeys + kResidues * j + 4 * r, k);
+    store_quad(smem_token + Layout::kQueries + kResidues * j + 4 * r, q);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       kk[i] = accumulate(k.x[i], k.x[i], kk[i]);
@@ -141,8 +140,7 @@ __device__ __forceinline__ void stage_token(const RuleParams& p, const Tiling& t
   }
 #pragma unroll
   for (int i = 0; i < kQuadsOfLane; ++i) {
-    const Pack<float, 4> v = widen<io_t>(token.v[i]);
-    *reinterpret_cast<Pack<float, 4>*>(smem_token + Layout::kV + 4 * (r + kTokenLanes * i)) = v;
+    store_quad(smem_token + Layout::kV + 4 * (r + kTokenLanes * i), widen<io_t>(token.v[i]));
   }
   float sum_kk = add(add(kk[0], kk[1]), add(kk[2], kk[3]));
   float sum_qq = add(add(qq[0], qq[1]), add(qq[2], qq[3]));
@@ -203,28 +201,30 @@ __device__ __forceinline__ void store_out(const View& out, bool at_once, const T
 }
 
 // The role of staging warp `stager`: passes of four tokens, its share of every chunk. The loads of a pass are issued when
-// the one before it has been staged, so they have a chunk's time to arrive. Joins num_chunks + 1 barriers, as run_computing
-// does.
+// the one before it has been staged, so they have a chunk's time to arrive. Behind barrier c, which says that chunk c is
+// staged and chunk c - 2 computed, it writes out the latter and puts chunk c + 1 in its place. Joins num_chunks + 1 barriers,
+// as run_computing does; at the last one everything is computed.
 template <class io_t, int kSteps>
 __device__ __forceinline__ void run_staging(const RuleParams& p, const Tiling& tiling, const InQuads& in_quads,
                                             const Work& work, const Span& span, int stager, int lane,
                                             float* smem_tokens) {
   constexpr int kFloats = TokenLayout<kSteps>::kFloats;
+  if (span.length == 0) return;
   const TokenSource source = source_of_span(p, tiling, work, span, lane);
   const int64_t num_chunks = ceil_div(span.length, tiling.chunk);
   const int first = stager * kTokensOfPass, step = tiling.stagers * kTokensOfPass, token_of_pass = lane / kTokenLanes;
   Token<kSteps> token;
   load_token<io_t>(p, in_quads, source, first + token_of_pass, first + token_of_pass < span.length, token);
-  for (int64_t c = -1; c <= num_chunks; ++c) {
-    if (c >= 0) __syncthreads();   // chunk c is staged, chunk c - 1 is computed
-    float* const smem_half = smem_tokens + (((c + 1) & 1) * (tiling.chunk + 1) + token_of_pass) * kFloats;
-    for (int i = first; c >= 1 && i < tiling.chunk; i += step) {
-      const int64_t t = (c - 1) * tiling.chunk + i + token_of_pass;
-      const float* const smem_out = smem_half + i * kFloats + TokenLayout<kSteps>::kOut;
+  for (int64_t c = -1; c <= num_chunks + 1; ++c) {
+    if (c >= 0 && c <= num_chunks) __syncthreads();
+    float* const smem_chunk = smem_tokens + (static_cast<int>((c + 1) % kRing) * tiling.chunk + token_of_pass) * kFloats;
+    for (int i = first; c >= 2 && i < tiling.chunk; i += step) {
+      const int64_t t = (c - 2) * tiling.chunk + i + token_of_pass;
+      const float* const smem_out = smem_chunk + i * kFloats + TokenLayout<kSteps>::kOut;
       if (t < span.length) store_out(p.out, in_quads.out, source, t, lane % kTokenLanes, smem_out);
     }
     for (int i = first; c + 1 < num_chunks && i < tiling.chunk; i += step) {
-      stage_token<io_t>(p, tiling, token, lane, smem_half + i * kFloats);
+      stage_token<io_t>(p, tiling, token, lane, smem_chunk + i * kFloats);
       const int64_t t = (c + 1) * tiling.chunk + i + step + token_of_pass;
       load_token<io_t>(p, in_quads, source, t, t < span.length, token);
     }
