@@ -51,7 +51,6 @@ class Checker {
 
   bool on_cuda() const { return on_cuda_; }
   int32_t device_index() const { return device_index_; }
-  const char* op() const { return op_; }
 
  private:
   const char* op_;
