@@ -58,23 +58,24 @@ struct Source {
 template <int kKeyDim>
 __device__ __forceinline__ void load_keys(const RuleParams& p, const Source& source, int first, int count, int thread,
                                           Stage<kKeyDim>& stage) {
-  const uint32_t smem_k = ptx::shared_address(stage.k), smem_q = ptx::shared_address(stage.q);
   const Pieces pieces(thread);
+  uint32_t smem = ptx::shared_address(stage.k);   // q lies behind
+  const uint16_t* tensor = source.k;
+  int64_t stride = p.k.stride[1];
+#pragma unroll 1
+  for (int i = 0; i < 2 * kChunk / kRowsPerPass; ++i) {   // a row of k or of q each, for the instruction cache
+    const int pass = i % (kChunk / kRowsPerPass), row = pass * kRowsPerPass + thread / kLanesPerRow;
+    const uint16_t* const even = tensor + (first + (row < count ? row : 0)) * stride + pieces.shift;
+    const uint16_t* const odd = even - 2 * pieces.shift;
 #pragma unroll
-  for (int pass = 0; pass < kChunk / kRowsPerPass; ++pass) {
-    const int row = pass * kRowsPerPass + thread / kLanesPerRow, bytes = row < count ? 16 : 0;
-    const int64_t time = first + (row < count ? row : 0);
-    const uint16_t* even = source.k + time * p.k.stride[1] + pieces.shift;
-    const uint16_t* odd = even - 2 * pieces.shift;
-#pragma unroll
-    for (int i = 0; i < kKeyDim / 32; ++i) {
-      ptx::cp_async_16(smem_k + pieces.offset(pass, i), (i % 2 == 0 ? even : odd) + 32 * i, bytes);
+    for (int j = 0; j < kKeyDim / 32; ++j) {
+      ptx::cp_async_16(smem + pieces.offset(0, j), (j % 2 == 0 ? even : odd) + 32 * j, row < count ? 16 : 0);
     }
-    even = source.q + time * p.q.stride[1] + pieces.shift;
-    odd = even - 2 * pieces.shift;
-#pragma unroll
-    for (int i = 0; i < kKeyDim / 32; ++i) {
-      ptx::cp_async_16(smem_q + pieces.offset(pass, i), (i % 2 == 0 ? even : odd) + 32 * i, bytes);
+    smem += kRowsPerPass * kPanelRowBytes;
+    if (pass == kChunk / kRowsPerPass - 1) {
+      smem += static_cast<uint32_t>(sizeof(stage.k)) - kChunk * kPanelRowBytes;
+      tensor = source.q;
+      stride = p.q.stride[1];
     }
   }
   ptx::cp_async_commit_group();
@@ -112,58 +113,45 @@ __device__ __forceinline__ void load_gates(const RuleParams& p, const Source& so
   if (p.beta.given()) load(p.beta, source.beta, bits.beta);
 }
 
-// Raw rows of k, then of q -> fp16 rows, divided by their length with l2norm. In place, each thread its own pieces. One
-// body for both, for the instruction cache.
+// Raw rows of k and of q -> fp16 rows, divided by their length with l2norm. In place, each thread its own pieces. One body for
+// a row of either, for the instruction cache.
 template <class io_t, int kKeyDim>
 __device__ __forceinline__ void normalise(Stage<kKeyDim>& stage, bool use_l2norm, int thread) {
   constexpr int kPieces = kKeyDim / 32, kPasses = kChunk / kRowsPerPass;
   const Pieces pieces(thread);
-  char* base = reinterpret_cast<char*>(stage.k);
+  char* row = reinterpret_cast<char*>(stage.k);
 #pragma unroll 1
-  for (int tensor = 0; tensor < 2; ++tensor) {
-    Words<16> raw[kPasses][kPieces];
-    float squares[kPasses][2] = {};
+  for (int i = 0; i < 2 * kPasses; ++i) {
+    Words<16> raw[kPieces];
 #pragma unroll
-    for (int i = 0; i < kPieces; ++i) {
+    for (int j = 0; j < kPieces; ++j) raw[j] = *reinterpret_cast<const Words<16>*>(row + pieces.offset(0, j));
+    float squares[2] = {};
 #pragma unroll
-      for (int pass = 0; pass < kPasses; ++pass) {
-        raw[pass][i] = *reinterpret_cast<const Words<16>*>(base + pieces.offset(pass, i));
-      }
+    for (int j = 0; j < 4 * kPieces; ++j) {
+      float low, high;
+      widen_pair<io_t>(raw[j / 4].word[j % 4], low, high);
+      squares[0] += low * low;
+      squares[1] += high * high;
     }
-#pragma unroll
-    for (int i = 0; i < 4 * kPieces; ++i) {
-#pragma unroll
-      for (int pass = 0; pass < kPasses; ++pass) {
-        float low, high;
-        widen_pair<io_t>(raw[pass][i / 4].word[i % 4], low, high);
-        squares[pass][0] += low * low;
-        squares[pass][1] += high * high;
-      }
-    }
-    float factor[kPasses];
-#pragma unroll
-    for (int pass = 0; pass < kPasses; ++pass) factor[pass] = squares[pass][0] + squares[pass][1];
+    float factor = squares[0] + squares[1];
 #pragma unroll
     for (int distance = 1; distance < kLanesPerRow; distance *= 2) {
-#pragma unroll
-      for (int pass = 0; pass < kPasses; ++pass) factor[pass] += __shfl_xor_sync(0xffffffffu, factor[pass], distance);
+      factor += __shfl_xor_sync(0xffffffffu, factor, distance);
     }
+    factor = use_l2norm ? rsqrtf(factor + kNormEpsilon) : 1.0f;
 #pragma unroll
-    for (int pass = 0; pass < kPasses; ++pass) factor[pass] = use_l2norm ? rsqrtf(factor[pass] + kNormEpsilon) : 1.0f;
+    for (int j = 0; j < kPieces; ++j) {
 #pragma unroll
-    for (int i = 0; i < kPieces; ++i) {
-#pragma unroll
-      for (int pass = 0; pass < kPasses; ++pass) {
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          float low, high;
-          widen_pair<io_t>(raw[pass][i].word[j], low, high);
-          raw[pass][i].word[j] = round_pair_fp16(low * factor[pass], high * factor[pass]);
-        }
-        *reinterpret_cast<Words<16>*>(base + pieces.offset(pass, i)) = raw[pass][i];
+      for (int word = 0; word < 4; ++word) {
+        float low, high;
+        widen_pair<io_t>(raw[j].word[word], low, high);
+        raw[j].word[word] = round_pair_fp16(low * factor, high * factor);
       }
+      *reinterpret_cast<Words<16>*>(row + pieces.offset(0, j)) = raw[j];
     }
-    base += sizeof(stage.k);   // q lies behind k
+    // the other rows of this tensor, then the next one, which lies behind it
+    row += (i + 1) % kPasses != 0 ? kRowsPerPass * kPanelRowBytes
+                                  : static_cast<int>(sizeof(stage.k)) - (kPasses - 1) * kRowsPerPass * kPanelRowBytes;
   }
 }
 
