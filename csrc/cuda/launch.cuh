@@ -23,26 +23,40 @@ inline const char* error_text(cudaError_t error) {
   return cudaGetErrorString(error);
 }
 
-// Multiprocessors of the current device, asked once per device.
-inline int num_multiprocessors() {
+// An attribute of the current device, asked once per device; `otherwise` where it cannot be had.
+template <cudaDeviceAttr kAttribute>
+int device_attribute(int otherwise) {
   constexpr int kDevices = 64;
-  static std::atomic<int> known[kDevices];
+  static std::atomic<int> known[kDevices];   // the value plus one; zero: not asked yet
   int device = 0;
-  if (cudaGetDevice(&device) != cudaSuccess) return 1;
-  if (device < kDevices && known[device].load(std::memory_order_relaxed) > 0) {
-    return known[device].load(std::memory_order_relaxed);
-  }
-  int count = 0;
-  if (cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) != cudaSuccess || count < 1) return 1;
-  if (device < kDevices) known[device].store(count, std::memory_order_relaxed);
-  return count;
+  if (cudaGetDevice(&device) != cudaSuccess) return otherwise;
+  const int before = device < kDevices ? known[device].load(std::memory_order_relaxed) : 0;
+  if (before > 0) return before - 1;
+  int value = 0;
+  if (cudaDeviceGetAttribute(&value, kAttribute, device) != cudaSuccess) return otherwise;
+  if (device < kDevices) known[device].store(value + 1, std::memory_order_relaxed);
+  return value;
 }
 
-// Launches kernel(args...) on min(num_blocks, kMaxBlocks) blocks; nothing when there are none. The kernel walks on:
-//     for (int64_t block = blockIdx.x; block < num_blocks; block += gridDim.x)
+inline int num_multiprocessors() {
+  const int count = device_attribute<cudaDevAttrMultiProcessorCount>(1);
+  return count < 1 ? 1 : count;
+}
+
+// Whether a kernel may be launched while the one before it drains, also inside a captured graph: Hopper, driver 12.4.
+inline bool overlaps_launches() {
+  static const bool has_driver = [] {
+    int version = 0;
+    return cudaDriverGetVersion(&version) == cudaSuccess && version >= 12040;
+  }();
+  return has_driver && device_attribute<cudaDevAttrComputeCapabilityMajor>(0) >= 9;
+}
+
+enum class Starts { kInOrder, kEarly };
+
 template <class... Params, class... Args>
-const char* launch(void (*kernel)(Params...), int64_t num_blocks, int threads, size_t shared_bytes, void* stream,
-                   Args&&... args) {
+const char* launch_as(Starts starts, void (*kernel)(Params...), int64_t num_blocks, int threads, size_t shared_bytes,
+                      void* stream, Args&&... args) {
   if (num_blocks <= 0) return nullptr;
   if (shared_bytes > kSharedWithoutOptIn) {
     const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -54,7 +68,28 @@ const char* launch(void (*kernel)(Params...), int64_t num_blocks, int threads, s
   config.blockDim = dim3(static_cast<unsigned>(threads));
   config.dynamicSmemBytes = shared_bytes;
   config.stream = static_cast<cudaStream_t>(stream);
+  cudaLaunchAttribute early = {};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &early;
+  config.numAttrs = starts == Starts::kEarly && overlaps_launches() ? 1 : 0;
   return error_text(cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...));
+}
+
+// Launches kernel(args...) on min(num_blocks, kMaxBlocks) blocks; nothing when there are none. The kernel walks on:
+//     for (int64_t block = blockIdx.x; block < num_blocks; block += gridDim.x)
+template <class... Params, class... Args>
+const char* launch(void (*kernel)(Params...), int64_t num_blocks, int threads, size_t shared_bytes, void* stream,
+                   Args&&... args) {
+  return launch_as(Starts::kInOrder, kernel, num_blocks, threads, shared_bytes, stream, std::forward<Args>(args)...);
+}
+
+// The same, but the grid may start while the kernel before it drains: every thread of it calls griddepcontrol_wait()
+// before it touches memory.
+template <class... Params, class... Args>
+const char* launch_early(void (*kernel)(Params...), int64_t num_blocks, int threads, size_t shared_bytes, void* stream,
+                         Args&&... args) {
+  return launch_as(Starts::kEarly, kernel, num_blocks, threads, shared_bytes, stream, std::forward<Args>(args)...);
 }
 
 }  // namespace gdn::cuda
