@@ -8,7 +8,12 @@ from .helpers import DTYPES, Inputs, Shape, assert_same, assert_zero, rule_input
 
 SHAPES = (Shape(1, 2, 128, 128), Shape(2, 2, 64, 64), Shape(1, 3, 128, 96), Shape(1, 4, 64, 40))
 # dtype, use_qk_l2norm, tokens of a row
-CALLS = ((torch.bfloat16, True, 1), (torch.float32, False, 3), (torch.float16, True, 5), (torch.bfloat16, False, 8))
+CALLS = (
+    (torch.bfloat16, True, 1),
+    (torch.float32, False, 3),
+    (torch.float16, True, 5),
+    (torch.bfloat16, False, 8),
+)
 LAYOUTS = ("K-first", "V-first")
 
 
@@ -132,7 +137,8 @@ def test_strided_tokens_and_gates(kernel, device, layout):
     row = torch.cat([part.flatten(2) for part in x[:3]], -1)
     q, k, v = row.split([Hk * K, Hk * K, Hv * V], -1)
     gates = torch.stack([x.g, x.beta], -1)
-    packed_x = Inputs(q.unflatten(2, (Hk, K)), k.unflatten(2, (Hk, K)), v.unflatten(2, (Hv, V)), gates[..., 0], gates[..., 1])
+    heads = (q.unflatten(2, (Hk, K)), k.unflatten(2, (Hk, K)), v.unflatten(2, (Hv, V)))
+    packed_x = Inputs(*heads, *gates.unbind(-1))
     state = rule_state(4, shape, layout=layout, device=device)
     expected_state = state.clone()
     expected = run(kernel, x, expected_state)
