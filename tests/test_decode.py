@@ -123,7 +123,8 @@ def test_slot_written_is_not_the_slot_read(kernel, device, state_dtype):
     x = rule_inputs(3, 1, shape, dtype=torch.bfloat16, device=device)
     pool = rule_state(6, shape, dtype=state_dtype, layout="V-first", device=device)
     before, expected = pool.clone(), pool[slots].clone()
-    out = run(kernel, x, pool, slots=torch.tensor(slots, device=device), out_slots=torch.tensor(out_slots, device=device))
+    indices = [torch.tensor(index, device=device) for index in (slots, out_slots)]
+    out = run(kernel, x, pool, slots=indices[0], out_slots=indices[1])
     assert_same(out, run(kernel, x, expected), "output")
     assert_same(pool[[1, 4]], expected[:2], "slots written")
     assert_same(pool[[0, 2, 3, 5]], before[[0, 2, 3, 5]], "other slots")
