@@ -35,7 +35,7 @@ Dims rule_dims(const Checker& check, const Tensor& q, const Tensor& v, const Opt
 
 void gated_delta_rule(Tensor q, Tensor k, Tensor v, OptionalTensor g, OptionalTensor beta, OptionalTensor initial_state,
                       OptionalTensor state, bool in_place, Tensor out, double scale, bool use_qk_l2norm, bool gate_is_linear,
-                      OptionalTensor cu_seqlens, OptionalTensor slots, OptionalTensor out_slots,
+                      int64_t mode, OptionalTensor cu_seqlens, OptionalTensor slots, OptionalTensor out_slots,
                       OptionalTensor has_initial_state) {
   const Checker check("gated_delta_rule", "q", q);
   const Dims dims = rule_dims(check, q, v, cu_seqlens);
@@ -73,6 +73,8 @@ void gated_delta_rule(Tensor q, Tensor k, Tensor v, OptionalTensor g, OptionalTe
   params.scale = static_cast<float>(scale);
   params.use_qk_l2norm = use_qk_l2norm;
   params.gate_is_linear = gate_is_linear;
+  check.require(mode >= 0 && mode <= 2, "mode must be 0 (recurrent), 1 (chunk) or 2 (auto), got " + std::to_string(mode));
+  params.mode = static_cast<RuleMode>(mode);
   run<RuleParams, cpu::gated_delta_rule, cuda::gated_delta_rule>(check, params);
 }
 

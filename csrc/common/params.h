@@ -7,6 +7,14 @@
 
 namespace gdn {
 
+// Which form of the rule computes a call; the numbers are those of the schema.
+enum class RuleMode : int { kRecurrent = 0, kChunk = 1, kAuto = 2 };
+
+// The rows that one launch computes, by their number of tokens. The others belong to another launch, which writes them.
+struct RowRange {
+  int64_t min_length = 0, max_length = INT64_MAX;
+};
+
 struct RuleParams {
   Dims dims;
   View q, k;                     // [B, T, Hk, K]
@@ -22,7 +30,18 @@ struct RuleParams {
   float scale;
   bool use_qk_l2norm;
   bool gate_is_linear;           // g holds alpha itself, not its logarithm
+  RuleMode mode;                 // which kernel; the CPU has one for all
+  RowRange rows;
 };
+
+// Rows of a call: the sequences, and, in ragged input, the tokens outside all of them as row N.
+GDN_INLINE int64_t num_rows(const RuleParams& params) { return params.dims.N + (params.cu_seqlens.given() ? 1 : 0); }
+
+// Whether a launch computes row n. The tokens outside all sequences go with the empty ones.
+GDN_INLINE bool takes_row(const RuleParams& params, int64_t n) {
+  const int64_t length = n < params.dims.N ? sequence_span(params.cu_seqlens, n, params.dims.T).length : 0;
+  return length >= params.rows.min_length && length <= params.rows.max_length;
+}
 
 struct ConvParams {
   int64_t B, C, T;               // as x lies: ragged x has B = 1

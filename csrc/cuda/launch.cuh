@@ -43,6 +43,12 @@ inline int num_multiprocessors() {
   return count < 1 ? 1 : count;
 }
 
+// Compute capability 9.0, the one that runs code for sm_90a.
+inline bool is_hopper() {
+  return device_attribute<cudaDevAttrComputeCapabilityMajor>(0) == 9 &&
+         device_attribute<cudaDevAttrComputeCapabilityMinor>(0) == 0;
+}
+
 // Whether a kernel may be launched while the one before it drains, also inside a captured graph: Hopper, driver 12.4.
 inline bool overlaps_launches() {
   static const bool has_driver = [] {
@@ -55,8 +61,8 @@ inline bool overlaps_launches() {
 enum class Starts { kInOrder, kEarly };
 
 template <class... Params, class... Args>
-const char* launch_as(Starts starts, void (*kernel)(Params...), int64_t num_blocks, int threads, size_t shared_bytes,
-                      void* stream, Args&&... args) {
+const char* launch_as(Starts starts, void (*kernel)(Params...), int cluster_blocks, int64_t num_blocks, int threads,
+                      size_t shared_bytes, void* stream, Args&&... args) {
   if (num_blocks <= 0) return nullptr;
   if (shared_bytes > kSharedWithoutOptIn) {
     const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -68,11 +74,18 @@ const char* launch_as(Starts starts, void (*kernel)(Params...), int64_t num_bloc
   config.blockDim = dim3(static_cast<unsigned>(threads));
   config.dynamicSmemBytes = shared_bytes;
   config.stream = static_cast<cudaStream_t>(stream);
-  cudaLaunchAttribute early = {};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &early;
-  config.numAttrs = starts == Starts::kEarly && overlaps_launches() ? 1 : 0;
+  cudaLaunchAttribute attributes[2] = {};
+  config.attrs = attributes;
+  if (cluster_blocks > 1) {
+    cudaLaunchAttribute& cluster = attributes[config.numAttrs++];
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim = {static_cast<unsigned>(cluster_blocks), 1, 1};
+  }
+  if (starts == Starts::kEarly && overlaps_launches()) {
+    cudaLaunchAttribute& early = attributes[config.numAttrs++];
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+  }
   return error_text(cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...));
 }
 
@@ -81,7 +94,15 @@ const char* launch_as(Starts starts, void (*kernel)(Params...), int64_t num_bloc
 template <class... Params, class... Args>
 const char* launch(void (*kernel)(Params...), int64_t num_blocks, int threads, size_t shared_bytes, void* stream,
                    Args&&... args) {
-  return launch_as(Starts::kInOrder, kernel, num_blocks, threads, shared_bytes, stream, std::forward<Args>(args)...);
+  return launch_as(Starts::kInOrder, kernel, 1, num_blocks, threads, shared_bytes, stream, std::forward<Args>(args)...);
+}
+
+// The same in clusters (sm_90 on): cluster_blocks neighbouring blocks each; num_blocks is a multiple.
+template <class... Params, class... Args>
+const char* launch_clusters(void (*kernel)(Params...), int cluster_blocks, int64_t num_blocks, int threads,
+                            size_t shared_bytes, void* stream, Args&&... args) {
+  return launch_as(Starts::kInOrder, kernel, cluster_blocks, num_blocks, threads, shared_bytes, stream,
+                   std::forward<Args>(args)...);
 }
 
 // The same, but the grid may start while the kernel before it drains: every thread of it calls griddepcontrol_wait()
@@ -89,7 +110,7 @@ const char* launch(void (*kernel)(Params...), int64_t num_blocks, int threads, s
 template <class... Params, class... Args>
 const char* launch_early(void (*kernel)(Params...), int64_t num_blocks, int threads, size_t shared_bytes, void* stream,
                          Args&&... args) {
-  return launch_as(Starts::kEarly, kernel, num_blocks, threads, shared_bytes, stream, std::forward<Args>(args)...);
+  return launch_as(Starts::kEarly, kernel, 1, num_blocks, threads, shared_bytes, stream, std::forward<Args>(args)...);
 }
 
 }  // namespace gdn::cuda

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels of gated_delta_rule, a launcher each. Returns nullptr, or what went wrong.
+// The kernels of gated_delta_rule, a launcher each. A launch computes the rows that params.rows names, writes their o and
+// states, and leaves all else as it is. Returns nullptr, or what went wrong.
 #pragma once
 
 #include "../common/params.h"
@@ -13,5 +14,10 @@ const char* recurrent_gated_delta_rule(const RuleParams& params, void* stream);
 const char* decode_gated_delta_rule(const RuleParams& params, void* stream);
 // Whether that kernel takes these lengths, head dims and strides.
 bool decode_supports(const RuleParams& params);
+
+// Chunks of 64 tokens on the tensor cores of compute capability 9.0, and only there.
+const char* chunk_sm90_gated_delta_rule(const RuleParams& params, void* stream);
+// Whether that kernel takes these dtypes, head dims and strides.
+bool chunk_sm90_supports(const RuleParams& params);
 
 }  // namespace gdn::cuda
