@@ -14,39 +14,40 @@ struct TokenBits {
   uint32_t k[Shape::kSteps], q[Shape::kSteps], v[kValues], g, beta;
 };
 
+// Token t of the piece's row.
 template <class Shape>
-__device__ __forceinline__ TokenBits<Shape> load_token(const RuleParams& p, const Work& work, int64_t batch, int64_t t,
-                                                       int lane) {
-  TokenBits<Shape> token = {};
-  const int64_t k = p.k.offset(batch, t, work.key_head, lane), q = p.q.offset(batch, t, work.key_head, lane);
-  const int64_t v = p.v.offset(batch, t, work.head, work.column + lane);
+__device__ __forceinline__ void load_token(const Call& call, const Piece& piece, int t, int lane, TokenBits<Shape>& token) {
+  const Work& work = piece.work;
+  const char* const k = token_address(call.k, piece, t, work.key_head);
+  const char* const q = token_address(call.q, piece, t, work.key_head);
+  const char* const v = token_address(call.v, piece, t, work.head);
   const auto load_vectors = [&](auto bits) {
     using bits_t = decltype(bits);
 #pragma unroll
     for (int j = 0; j < Shape::kSteps; ++j) {
-      token.k[j] = static_cast<const bits_t*>(p.k.data)[k + 32 * j * p.k.stride[3]];
-      token.q[j] = static_cast<const bits_t*>(p.q.data)[q + 32 * j * p.q.stride[3]];
+      token.k[j] = reinterpret_cast<const bits_t*>(k)[lane + 32 * j];
+      token.q[j] = reinterpret_cast<const bits_t*>(q)[lane + 32 * j];
     }
 #pragma unroll
     for (int i = 0; i < token.kValues; ++i) {
-      const bool inside = lane + 32 * i < Shape::kTile && work.column + lane + 32 * i < p.dims.V;
-      if (inside) token.v[i] = static_cast<const bits_t*>(p.v.data)[v + 32 * i * p.v.stride[3]];
+      const int column = work.column + lane + 32 * i;
+      token.v[i] = column < call.V ? reinterpret_cast<const bits_t*>(v)[column] : bits_t{0};
     }
   };
-  if (p.q.dtype == DType::kFloat32) load_vectors(uint32_t{});
+  if (call.dtype == DType::kFloat32) load_vectors(uint32_t{});
   else load_vectors(uint16_t{});
-  if (p.g.given()) token.g = load_bits(p.g.data, p.g.dtype, p.g.offset(batch, t, work.head));
-  if (p.beta.given()) token.beta = load_bits(p.beta.data, p.beta.dtype, p.beta.offset(batch, t, work.head));
-  return token;
+  if (call.g.data != nullptr) token.g = load_bits(token_address(call.g, piece, t, work.head), call.g_dtype, 0);
+  if (call.beta.data != nullptr) {
+    token.beta = load_bits(token_address(call.beta, piece, t, work.head), call.beta_dtype, 0);
+  }
 }
 
 template <class Shape>
-__device__ __forceinline__ void stage_token(const RuleParams& p, const TokenBits<Shape>& token, int lane,
-                                            float* smem_token) {
+__device__ __forceinline__ void stage_token(const Call& call, const TokenBits<Shape>& token, int lane, float* smem_token) {
   float kk = 0.0f, qq = 0.0f, kq = 0.0f;
 #pragma unroll
   for (int j = 0; j < Shape::kSteps; ++j) {
-    const float k = widen_bits(token.k[j], p.q.dtype), q = widen_bits(token.q[j], p.q.dtype);
+    const float k = widen_bits(token.k[j], call.dtype), q = widen_bits(token.q[j], call.dtype);
     smem_token[lane + 32 * j] = k;
     smem_token[Shape::kSmemQ + lane + 32 * j] = q;
     kk = accumulate(k, k, kk);
@@ -55,7 +56,7 @@ __device__ __forceinline__ void stage_token(const RuleParams& p, const TokenBits
   }
 #pragma unroll
   for (int i = 0; i < token.kValues; ++i) {
-    if (lane + 32 * i < Shape::kTile) smem_token[Shape::kSmemV + lane + 32 * i] = widen_bits(token.v[i], p.q.dtype);
+    if (lane + 32 * i < Shape::kTile) smem_token[Shape::kSmemV + lane + 32 * i] = widen_bits(token.v[i], call.dtype);
   }
 #pragma unroll
   for (int mask = 1; mask < 32; mask <<= 1) {   // lane = residue: rule.h's tree, the three side by side
@@ -64,28 +65,15 @@ __device__ __forceinline__ void stage_token(const RuleParams& p, const TokenBits
     kq = add(kq, __shfl_xor_sync(0xffffffffu, kq, mask));
   }
   float sk = 1.0f, sq = 1.0f;
-  if (p.use_qk_l2norm) {   // even lanes take the root for k, odd ones for q
+  if (call.use_qk_l2norm) {   // even lanes take the root for k, odd ones for q
     const float factor = l2norm_factor(lane % 2 == 0 ? kk : qq);
     sk = __shfl_sync(0xffffffffu, factor, 0);
     sq = __shfl_sync(0xffffffffu, factor, 1);
   }
   if (lane == 0) {
-    const float alpha = p.g.given() ? decay_of(widen_bits(token.g, p.g.dtype), p.gate_is_linear) : 1.0f;
-    const float beta = p.beta.given() ? widen_bits(token.beta, p.beta.dtype) : 1.0f;
-    *reinterpret_cast<StepScalars*>(smem_token + Shape::kSmemScalars) = step_scalars(alpha, beta, p.scale, sk, sq, kq);
-  }
-}
-
-// The row's tokens from `first` on, a chunk of them, a warp each in turn.
-template <class Shape>
-__device__ __forceinline__ void stage_tokens(const RuleParams& p, const Cut& cut, const Work& work, int64_t first,
-                                             float* smem_tokens) {
-  const Span span = span_of(p, work);
-  const int lane = threadIdx.x % 32, count = tokens_from(span, first, cut);
-#pragma unroll 1
-  for (int i = threadIdx.x / 32; i < count; i += Shape::kWarps) {
-    const TokenBits<Shape> token = load_token<Shape>(p, work, span.batch, span.first + first + i, lane);
-    stage_token<Shape>(p, token, lane, smem_tokens + i * Shape::kSmemToken);
+    const float alpha = call.g.data != nullptr ? decay_of(widen_bits(token.g, call.g_dtype), call.gate_is_linear) : 1.0f;
+    const float beta = call.beta.data != nullptr ? widen_bits(token.beta, call.beta_dtype) : 1.0f;
+    *reinterpret_cast<StepScalars*>(smem_token + Shape::kSmemScalars) = step_scalars(alpha, beta, call.scale, sk, sq, kq);
   }
 }
 
