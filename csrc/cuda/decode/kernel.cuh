@@ -36,7 +36,8 @@ struct KeepState {
 
 // Writes zero to `tokens` tokens of out, from `out` on: a token's `columns` columns each. Rarely called.
 template <class Shape>
-__device__ __forceinline__ void write_zeros(char* out, int tokens, int columns, int token_stride, int column_stride, DType dtype) {
+__device__ __forceinline__ void write_zeros(char* out, int tokens, int columns, int token_stride, int column_stride,
+                                            DType dtype) {
 #pragma unroll 1
   for (int idx = threadIdx.x; idx < tokens * Shape::kTile; idx += Shape::kThreads) {
     const int column = idx % Shape::kTile, t = idx / Shape::kTile;
