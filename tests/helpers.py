@@ -168,6 +168,8 @@ def poison_allocator(device, *sizes):
 class RuleOp:
     """gated_delta_rule: rows are [1, tokens, ...], a slot is a state."""
 
+    has_flags = True  # takes has_initial_state
+
     def __init__(self, mode):
         self.mode = mode
         self.name = f"gated_delta_rule-{mode}"
@@ -188,6 +190,28 @@ class RuleOp:
         return oracle.rule_bounds(dtype, self.mode, pool_dtype)
 
 
+class VerifyOp(RuleOp):
+    """gated_delta_verify, then fold_ring of all tokens: together they do what gated_delta_rule does."""
+
+    has_flags = False
+
+    def __init__(self):
+        super().__init__("recurrent")
+        self.name = "gated_delta_verify"
+
+    def call(self, kernel, inputs, pool, slots=None, **options):
+        (rows, tokens, Hk, K), (Hv, V) = inputs[0].shape, inputs[2].shape[2:]
+        device = pool.device
+        ring = kernel.new_ring(rows, Hk, 8, K, V, Hv // Hk, device=device)
+        ring_slots = torch.arange(rows, device=device)
+        options = {"use_qk_l2norm": True, "slots": slots, "ring_slots": ring_slots, **options}
+        out = kernel.gated_delta_verify(*inputs, pool, ring, **options)
+        slots = ring_slots if slots is None else slots
+        counts = torch.full((rows,), tokens, device=device)
+        kernel.fold_ring(pool, ring, slots=slots, ring_slots=ring_slots, num_accepted=counts)
+        return out
+
+
 class ConvOp:
     """causal_conv1d and causal_conv1d_update: rows are [1, C, tokens], a slot is a window of W - 1 inputs."""
 
@@ -195,6 +219,7 @@ class ConvOp:
 
     def __init__(self, name):
         self.name = name
+        self.has_flags = name == "causal_conv1d"
 
     @functools.cache  # so that a captured or watched call copies nothing from the host
     def weights(self, device):
@@ -229,7 +254,7 @@ class ConvOp:
         return oracle.ELEMENTWISE_BOUNDS[dtype], 1e-6
 
 
-SLOT_OPS = (RuleOp("recurrent"), RuleOp("chunk"), ConvOp("causal_conv1d"), ConvOp("causal_conv1d_update"))
+SLOT_OPS = (RuleOp("recurrent"), RuleOp("chunk"), VerifyOp(), ConvOp("causal_conv1d"), ConvOp("causal_conv1d_update"))
 
 
 def name_of(op):

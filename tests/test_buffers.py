@@ -77,7 +77,7 @@ def test_one_graph_serves_fewer_live_rows(kernel, device, op):
 
 @pytest.mark.cuda_only
 @pytest.mark.parametrize("ragged", (False, True), ids=("dense", "ragged"))
-@pytest.mark.parametrize("op", [op for op in SLOT_OPS if op.name != "causal_conv1d_update"], ids=name_of)
+@pytest.mark.parametrize("op", [op for op in SLOT_OPS if op.has_flags], ids=name_of)
 def test_capture_of_a_prefill(kernel, device, op, ragged):
     """C10: 70 tokens, all buffers given; ragged offsets and flags may change between replays"""
     inputs, fresh = move(op.inputs(1, 70), device), op.pool(4).to(device, copy=True)
