@@ -43,7 +43,8 @@ def verify(kernel):
 
 def fold(kernel):
     rows = torch.tensor([[1, 0], [-1, 2]])
-    return (kernel.fold_ring(rule_state(2), normal(2, 2, 4, 100), slots=rows, ring_slots=rows, num_accepted=torch.tensor([3, 2])),)
+    tables = {"slots": rows, "ring_slots": rows, "num_accepted": torch.tensor([3, 2])}
+    return (kernel.fold_ring(rule_state(2), normal(2, 2, 4, 100), **tables),)
 
 
 def copies(kernel):

@@ -81,11 +81,10 @@ struct FoldParams {
     int count;
   };
   GDN_INLINE Row row(int64_t layer, int64_t n) const {
-    const int64_t count = num_accepted.at(n);
-    if (count < 1 || count > ring_length) return {-1, -1, 0};
-    const int64_t ring_row = slot_or_padding(ring_slots.at(layer, n), ring_rows);
-    if (ring_row < 0) return {-1, -1, 0};
-    return {slot_or_padding(slots.at(layer, n), pool), ring_row, static_cast<int>(count)};
+    const int64_t count = num_accepted.at(n), ring_slot = ring_slots.at(layer, n), slot = slots.at(layer, n);   // at once
+    const int64_t ring_row = slot_or_padding(ring_slot, ring_rows);
+    if (count < 1 || count > ring_length || ring_row < 0) return {-1, -1, 0};
+    return {slot_or_padding(slot, pool), ring_row, static_cast<int>(count)};
   }
 };
 

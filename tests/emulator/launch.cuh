@@ -28,6 +28,7 @@
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 #define __grid_constant__
+#define __shared__ static   // one block runs at a time
 
 namespace emulated {
 
@@ -198,7 +199,7 @@ inline int num_multiprocessors() {
 template <class... Params, class... Args>
 const char* launch(void (*kernel)(Params...), int64_t num_blocks, int threads, size_t shared_bytes, void*, Args&&... args) {
   emulated::Machine& m = emulated::machine();
-  // The kernels without shared memory walk on past their grid: a small one puts that to use.
+  // Most kernels without dynamic shared memory walk on past their grid: a small one puts that to use.
   const int64_t blocks = std::max<int64_t>(0, shared_bytes > 0 ? num_blocks : std::min<int64_t>(num_blocks, 64));
   m.body = [&] { kernel(args...); };
   m.block_dim.x = static_cast<unsigned>(threads);
