@@ -32,6 +32,7 @@ class Shape(NamedTuple):
 
 SMALL = Shape(2, 4, 32, 32)
 QWEN = Shape(16, 48, 128, 128)
+TENSOR_CORES = Shape(1, 2, 128, 128)  # the chunk kernel takes it, with 16-bit inputs
 
 
 class Inputs(NamedTuple):
@@ -86,6 +87,13 @@ def rule_state(N, shape=SMALL, *, dtype=torch.float32, seed=1, device="cpu", lay
     pool = pool if layout == "K-first" else pool.transpose(-1, -2)
     pool.copy_(torch.randn(N, Hv, K, V, generator=generator(seed)))
     return pool
+
+
+def has_chunk_kernel(kernel, device):
+    """Whether mode="chunk" runs on tensor cores here, or on the emulated ones of `make test-emulated`."""
+    if device == "cuda":
+        return torch.cuda.get_device_capability() == (9, 0)
+    return ".build/emulated/" in kernel.__file__
 
 
 def relative_rms(actual, expected):
@@ -169,16 +177,17 @@ class RuleOp:
     """gated_delta_rule: rows are [1, tokens, ...], a slot is a state."""
 
     has_flags = True  # takes has_initial_state
+    shape = SMALL
 
     def __init__(self, mode):
         self.mode = mode
         self.name = f"gated_delta_rule-{mode}"
 
     def inputs(self, rows, tokens=1, dtype=torch.float32, seed=0):
-        return tuple(rule_inputs(rows, tokens, dtype=dtype, seed=seed))
+        return tuple(rule_inputs(rows, tokens, self.shape, dtype=dtype, seed=seed))
 
     def pool(self, slots, dtype=torch.float32, seed=1):
-        return rule_state(slots, dtype=dtype, seed=seed)
+        return rule_state(slots, self.shape, dtype=dtype, seed=seed)
 
     def call(self, kernel, inputs, pool, slots=None, **options):
         return kernel.gated_delta_rule(*inputs, pool, slots=slots, use_qk_l2norm=True, mode=self.mode, **options)
@@ -210,6 +219,20 @@ class VerifyOp(RuleOp):
         counts = torch.full((rows,), tokens, device=device)
         kernel.fold_ring(pool, ring, slots=slots, ring_slots=ring_slots, num_accepted=counts)
         return out
+class TensorCoreOp(RuleOp):
+    """The rule in a shape and a dtype that the chunk kernel takes: float16 stands in for float32."""
+
+    shape = TENSOR_CORES
+
+    def __init__(self):
+        super().__init__("chunk")
+        self.name = "gated_delta_rule-tensor_cores"
+
+    def inputs(self, rows, tokens=1, dtype=torch.float32, seed=0):
+        return super().inputs(rows, tokens, torch.float16 if dtype == torch.float32 else dtype, seed)
+
+    def bounds(self, dtype, pool_dtype):
+        return super().bounds(torch.float16 if dtype == torch.float32 else dtype, pool_dtype)
 
 
 class ConvOp:
@@ -254,7 +277,14 @@ class ConvOp:
         return oracle.ELEMENTWISE_BOUNDS[dtype], 1e-6
 
 
-SLOT_OPS = (RuleOp("recurrent"), RuleOp("chunk"), VerifyOp(), ConvOp("causal_conv1d"), ConvOp("causal_conv1d_update"))
+SLOT_OPS = (
+    RuleOp("recurrent"),
+    RuleOp("chunk"),
+    TensorCoreOp(),
+    VerifyOp(),
+    ConvOp("causal_conv1d"),
+    ConvOp("causal_conv1d_update"),
+)
 
 
 def name_of(op):

@@ -130,12 +130,28 @@ def test_unlisted_header_is_found(tmp_path):
 
 
 def test_arithmetic_flags_are_in_build_toml():
-    """kernel-builder takes its flags from there, so those that decide bits cannot live in the local build alone."""
+    """kernel-builder takes its flags from there, so those that decide bits cannot live in the local build alone.
+
+    The chunk kernels do not follow the bit rule: they may fuse.
+    """
     for section in PROJECT.sections:
         if any(source.endswith(".cpp") for source in section.sources):
             assert {"-std=c++17", "-ffp-contract=off"} <= set(section.cxx_flags), section.name
-        if any(source.endswith(".cu") for source in section.sources):
-            assert {"-std=c++17", "--fmad=false"} <= set(section.cuda_flags), section.name
+        kernels = [source for source in section.sources if source.endswith(".cu")]
+        fuses = kernels and all(source.startswith("csrc/cuda/chunk_") for source in kernels)
+        if kernels:
+            assert "-std=c++17" in section.cuda_flags, section.name
+            assert fuses or "--fmad=false" in section.cuda_flags, section.name
+
+
+def test_code_for_one_capability_has_a_portable_answer():
+    """Every GPU that a section is named for also runs the sections that all calls need"""
+    cuda = [section for section in PROJECT.sections_for("cuda") if section.backend]
+    portable = [section for section in cuda if not any("a" in capability for capability in section.capabilities)]
+    assert len(portable) == 1 and len(cuda) > 1
+    for capability in {capability for section in cuda for capability in section.capabilities}:
+        device = capability.removesuffix("+PTX").rstrip("a")
+        assert any(runs_on(other, device) for other in portable[0].capabilities), capability
 
 
 # The variants
@@ -373,6 +389,24 @@ def test_capabilities_are_the_devices_best():
     assert select_capabilities(cuda_section("9.0a"), ["8.0"], known) == ["9.0a"]  # its symbols are linked
     with pytest.raises(BuildError, match="10.0"):
         select_capabilities(cuda_section("10.0"), None, known)
+
+
+def test_arch_means_its_sibling_too():
+    """--arch 9.0 compiles 9.0a where a section asks for it; what is compiled for its symbols alone is not announced"""
+    from tools import local_build
+    from tools.toolchain import Cuda
+
+    known = frozenset({(8, 0), (8, 9), (9, 0), (10, 0), (12, 0)})
+    cuda = Cuda("nvcc", (13, 0), Path("include"), Path("libcudart.so"), known)
+
+    def archs(devices):
+        return local_build.Variant(PROJECT, "cuda", None, cuda, devices, False, False).archs()
+
+    assert archs(["9.0"]) == ["9.0", "9.0a"]
+    assert archs(["8.0"]) == ["8.0"]
+    assert archs(None) == ["10.0", "12.0+PTX", "8.0", "8.9", "9.0", "9.0a"]
+    with pytest.raises(BuildError, match="7.5"):
+        archs(["7.5"])
 
 
 def test_gencode():

@@ -4,25 +4,27 @@
 import pytest
 import torch
 
-from .helpers import Shape, assert_same, normal, rule_inputs, rule_state
+from .helpers import SMALL, TENSOR_CORES, Shape, assert_same, normal, rule_inputs, rule_state
 
 NORM = {"use_qk_l2norm": True}
 HEADS = (2, 4, 32, 32)
 
 
-def rule_call(device, *, ragged=False, in_place=True, state_given=True, padded=False):
-    x = rule_inputs(1, 9, device=device) if ragged else rule_inputs(3, 3, device=device)
-    state = rule_state(5, device=device, slot_padding=32 if padded else 0)
+def rule_call(device, *, ragged=False, in_place=True, state_given=True, padded=False, mode=2):
+    shape, dtype = (TENSOR_CORES, torch.bfloat16) if mode == 1 else (SMALL, torch.float32)
+    x = rule_inputs(1 if ragged else 3, 9 if ragged else 3, shape, dtype=dtype, device=device)
+    state = rule_state(5, shape, device=device, slot_padding=32 if padded else 0)
     index = torch.tensor([4, -1, 0], device=device)
     return {
         **x._asdict(),
-        "initial_state": None if in_place or not state_given else rule_state(3, device=device),
+        "initial_state": None if in_place or not state_given else rule_state(3, shape, device=device),
         "state": state if in_place or state_given else None,
         "in_place": in_place,
         "out": torch.empty_like(x.v),
         "scale": 0.5,
         "use_qk_l2norm": True,
         "gate_is_linear": False,
+        "mode": mode,
         "cu_seqlens": torch.tensor([0, 4, 4, 8], device=device) if ragged else None,
         "slots": index if in_place else None,
         "out_slots": index if state_given or in_place else None,
@@ -136,6 +138,7 @@ CALLS = {
     "gated_delta_rule-pool": ("gated_delta_rule", rule_call, {}),
     "gated_delta_rule-padded": ("gated_delta_rule", rule_call, {"padded": True}),
     "gated_delta_rule-ragged": ("gated_delta_rule", rule_call, {"ragged": True}),
+    "gated_delta_rule-chunk": ("gated_delta_rule", rule_call, {"ragged": True, "mode": 1}),
     "gated_delta_rule-functional": ("gated_delta_rule", rule_call, {"in_place": False}),
     "gated_delta_rule-stateless": ("gated_delta_rule", rule_call, {"in_place": False, "state_given": False}),
     "gated_delta_rule-checkpoints": ("gated_delta_rule", checkpoint_call, {}),

@@ -13,6 +13,7 @@ import torch
 from .helpers import (
     DTYPES,
     SMALL,
+    TENSOR_CORES,
     Inputs,
     Shape,
     assert_same,
@@ -282,12 +283,10 @@ def test_16_bit_state_is_rounded_once_per_call(kernel, device, state_dtype):
 
 
 @pytest.mark.parametrize("mode", ("chunk", "auto"))
-def test_fp32_auto_is_recurrent(kernel, device, mode):
-    """auto with fp32 inputs is the recurrence on every device; on the CPU so is chunk"""
-    if mode == "chunk" and device != "cpu":
-        mode = "auto"
-    x = rule_inputs(2, 150, device=device)
-    fresh = rule_state(2, device=device)
+def test_fp32_is_recurrent(kernel, device, mode):
+    """fp32 inputs are the recurrence's in every mode, on every device"""
+    x = rule_inputs(2, 150, TENSOR_CORES, device=device)
+    fresh = rule_state(2, TENSOR_CORES, device=device)
     state, other = fresh.clone(), fresh.clone()
     expected = run(kernel, x, state)
     assert_same(kernel.gated_delta_rule(*x, other, mode=mode, use_qk_l2norm=True), expected, "output")

@@ -142,6 +142,8 @@ class Variant:
             return None
         sections = [section for section in self.project.sections_for(self.backend) if section.backend]
         archs = sorted({capability for section in sections for capability in self.capabilities(section)})
+        if self.devices is not None:  # a section that is kept for its symbols alone runs on none of them
+            archs = [arch for arch in archs if any(runs_on(arch, device) for device in self.devices)]
         for device in self.devices or []:
             if not any(runs_on(arch, device) for arch in archs):
                 raise BuildError(f"build.toml has no architecture that runs on a GPU of compute capability {device}")

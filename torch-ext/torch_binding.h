@@ -12,10 +12,10 @@ using torch::stable::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 
 // in_place: the sequences start from what `state` holds. Otherwise they start from initial_state (zero without one) and
-// `state` is only written.
+// `state` is only written. mode: 0 recurrent, 1 chunk, 2 auto, as RuleMode in csrc/common/params.h.
 void gated_delta_rule(Tensor q, Tensor k, Tensor v, OptionalTensor g, OptionalTensor beta, OptionalTensor initial_state,
                       OptionalTensor state, bool in_place, Tensor out, double scale, bool use_qk_l2norm, bool gate_is_linear,
-                      OptionalTensor cu_seqlens, OptionalTensor slots, OptionalTensor out_slots,
+                      int64_t mode, OptionalTensor cu_seqlens, OptionalTensor slots, OptionalTensor out_slots,
                       OptionalTensor has_initial_state, OptionalTensor checkpoints, int64_t checkpoint_every,
                       OptionalTensor checkpoint_starts);
 

@@ -24,7 +24,7 @@ void add_checkpoints(const Checker& check, const Tensor& checkpoints, int64_t ev
 
 void gated_delta_rule(Tensor q, Tensor k, Tensor v, OptionalTensor g, OptionalTensor beta, OptionalTensor initial_state,
                       OptionalTensor state, bool in_place, Tensor out, double scale, bool use_qk_l2norm, bool gate_is_linear,
-                      OptionalTensor cu_seqlens, OptionalTensor slots, OptionalTensor out_slots,
+                      int64_t mode, OptionalTensor cu_seqlens, OptionalTensor slots, OptionalTensor out_slots,
                       OptionalTensor has_initial_state, OptionalTensor checkpoints, int64_t checkpoint_every,
                       OptionalTensor checkpoint_starts) {
   const Checker check("gated_delta_rule", "q", q);
@@ -50,6 +50,8 @@ void gated_delta_rule(Tensor q, Tensor k, Tensor v, OptionalTensor g, OptionalTe
   }
   check.require(checkpoints || !checkpoint_starts, "checkpoint_starts needs checkpoints, which is not given");
   if (checkpoints) add_checkpoints(check, *checkpoints, checkpoint_every, checkpoint_starts, params);
+  check.require(mode >= 0 && mode <= 2, "mode must be 0 (recurrent), 1 (chunk) or 2 (auto), got " + std::to_string(mode));
+  params.mode = static_cast<RuleMode>(mode);
   run<RuleParams, cpu::gated_delta_rule, cuda::gated_delta_rule>(check, params);
 }
 

@@ -7,6 +7,14 @@
 
 namespace gdn {
 
+// Which form of the rule computes a call; the numbers are those of the schema.
+enum class RuleMode : int { kRecurrent = 0, kChunk = 1, kAuto = 2 };
+
+// The rows that one launch computes, by their number of tokens. The others belong to another launch, which writes them.
+struct RowRange {
+  int64_t min_length = 0, max_length = INT64_MAX;
+};
+
 struct RuleParams {
   Dims dims;
   View q, k;                     // [B, T, Hk, K]
@@ -22,6 +30,8 @@ struct RuleParams {
   float scale;
   bool use_qk_l2norm;
   bool gate_is_linear;           // g holds alpha itself, not its logarithm
+  RuleMode mode;                 // which kernel; the CPU has one for all
+  RowRange rows;
   View checkpoints;              // [total_checkpoints, Hv, K, V], written; not given: none
   int64_t total_checkpoints;
   int64_t checkpoint_every;      // tokens between two of a sequence, a multiple of 64
@@ -34,6 +44,12 @@ struct RuleParams {
                                                    : slot_or_padding(start + tokens / checkpoint_every - 1, total_checkpoints);
   }
 };
+
+// Whether a launch computes row n: sequence n, or, for n = N, the tokens outside all sequences, which go with the empty ones.
+GDN_INLINE bool takes_row(const RuleParams& params, int64_t n) {
+  const int64_t length = n < params.dims.N ? sequence_span(params.cu_seqlens, n, params.dims.T).length : 0;
+  return length >= params.rows.min_length && length <= params.rows.max_length;
+}
 
 // Tokens that may be taken back. Where the state after them goes is one of three: records in a ring, a slot for each token, a
 // state for each token in a buffer.

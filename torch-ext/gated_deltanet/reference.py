@@ -32,6 +32,8 @@ def gated_delta_rule(
     out_slots=None,
     has_initial_state=None,
     mode="auto",
+    precision="fp16",
+    scan="auto",
     gate_domain="log",
     checkpoint_every=None,
     checkpoints=None,
@@ -39,6 +41,8 @@ def gated_delta_rule(
     out=None,
 ):
     _require(mode in ("auto", "recurrent", "chunk"), f"mode must be auto, recurrent or chunk, got {mode!r}")
+    _require(precision in ("fp16", "high"), f"precision must be fp16 or high, got {precision!r}")
+    _require(scan in ("off", "auto"), f"scan must be off or auto, got {scan!r}")
     _require(gate_domain in ("log", "linear"), f"gate_domain must be log or linear, got {gate_domain!r}")
     spans = _spans(cu_seqlens, *q.shape[:2])
     rows = _slots("slots", slots, len(spans), state.shape[0], needs_all=slots is None and out_slots is None)

@@ -16,6 +16,7 @@ from ._dispatch import (
 from ._ops import ops
 
 STATE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+MODES = {"recurrent": 0, "chunk": 1, "auto": 2}  # the numbers of the op
 
 
 register_fakes("gated_delta_rule")
@@ -60,6 +61,8 @@ def gated_delta_rule(
     out_slots=None,
     has_initial_state=None,
     mode="auto",
+    precision="fp16",
+    scan="auto",
     gate_domain="log",
     checkpoint_every=None,
     checkpoints=None,
@@ -91,13 +94,22 @@ def gated_delta_rule(
         out_slots: int32 or int64 [N], slots to write to instead; outside the pool: nothing is written. None: slots. No
             sequence may write a slot that another one reads.
         has_initial_state: bool [N], False: start from zero without reading the slot. None: all True.
-        mode: "recurrent", "chunk" or "auto". "recurrent" is the exact form. "chunk" and "auto" currently run the
-            recurrence too, and are as exact.
+        mode: "recurrent" is the exact form, token by token. "chunk" takes 64 tokens at a time on the tensor cores where
+            there is a kernel for it: compute capability 9.0, 16-bit q, k, v, K = 128, V a multiple of 128, and rows of
+            q, k, v and a 16-bit out that start at multiples of 16 bytes (head dim contiguous). Any other call, and
+            every call on the CPU, is the recurrence's, and as exact. "auto" chooses for each sequence by its own
+            length, on the device: "chunk" for sequences of 64 tokens or more, "recurrent" for shorter ones. So a row's
+            bits do not depend on its batch in any mode.
+        precision: of "chunk": "fp16", what the tensor cores multiply is rounded to float16, scaled so that no magnitude
+            of v or of the state overflows. "high" has no kernel yet and raises; mode="recurrent" is more exact still.
+        scan: of "chunk": whether a long sequence may be split over the device. "off": never. "auto": it may, and then
+            only repeated calls are promised the same bits; no kernel splits yet, so this is "off".
         gate_domain: "log", or "linear" where g holds the decay exp(g) itself, in [0, 1].
         checkpoint_every: int, a multiple of 64: keep the state after every so many tokens of each sequence, counted
             from the start of this call, the last token included. None: keep none.
         checkpoints: [total, Hv, K, V] float32, bfloat16 or float16, K or V contiguous; takes those states, each rounded
-            once from the float32 accumulator. Required with checkpoint_every. Padding rows write none.
+            once from the float32 accumulator. Required with checkpoint_every. Padding rows write none. Every mode is
+            the recurrence then, for now.
         checkpoint_starts: int32 or int64 [N], row of `checkpoints` for the first checkpoint of each sequence, which has
             length // checkpoint_every of them; one outside [0, total) is dropped. None: sequence n of a dense call
             starts at row n * (T // checkpoint_every); required with cu_seqlens.
@@ -111,7 +123,8 @@ def gated_delta_rule(
         out, [B, T, Hv, V].
 
     Raises:
-        ValueError: mode or gate_domain is none of those named, or checkpoint_every is no multiple of 64.
+        ValueError: mode, precision, scan or gate_domain is none of those named, precision is "high", or
+            checkpoint_every is no multiple of 64.
         TypeError: a tensor argument is no tensor, or scale no number.
         RuntimeError: a shape, dtype, device or stride is not the one above, Hv is no multiple of Hk, or an input
             requires grad under grad mode. Raised before anything is written. Bad values inside CUDA index tensors
@@ -123,9 +136,18 @@ def gated_delta_rule(
     transformers' torch_recurrent_gated_delta_rule. Outside the contraction region (no l2norm and beta |k|^2 > 2) the
     rule itself diverges, and so does the result.
 
+    The chunk kernel keeps the state and all sums in float32 too, but multiplies float16 operands: relative RMS error
+    2.0e-3 of a bfloat16 output (1.66e-3 is its rounding), 8e-4 of a float16 or float32 one, 1e-3 of a float32 state;
+    2.2e-3, 1.3e-3 and 1.1e-3 where keys are strongly correlated. Its bits are those of any split at a multiple of 64
+    tokens. A NaN in a token reaches the whole of its 64-token piece, of the heads that use it, and what follows.
+
     Source: Yang, Kautz, Hatamizadeh, "Gated Delta Networks: Improving Mamba2 with Delta Rule" (arXiv 2412.06464).
     """
-    check_choice("gated_delta_rule", "mode", mode, ("auto", "recurrent", "chunk"))
+    check_choice("gated_delta_rule", "mode", mode, tuple(MODES))
+    check_choice("gated_delta_rule", "precision", precision, ("fp16", "high"))
+    if precision == "high":
+        raise ValueError('gated_delta_rule: precision="high" has no kernel yet; mode="recurrent" is more exact still')
+    check_choice("gated_delta_rule", "scan", scan, ("off", "auto"))
     check_choice("gated_delta_rule", "gate_domain", gate_domain, ("log", "linear"))
     check_inputs(
         "gated_delta_rule",
@@ -183,6 +205,7 @@ def gated_delta_rule(
         scale,
         bool(use_qk_l2norm),
         gate_domain == "linear",
+        MODES[mode],
         cu_seqlens,
         slots,
         out_slots,
@@ -248,7 +271,7 @@ def chunk_gated_delta_rule(
         TypeError: a tensor argument is no tensor, scale no number, or a keyword is unknown.
         RuntimeError: as gated_delta_rule; also when an input requires grad under grad mode.
 
-    Exactness is that of gated_delta_rule with mode="auto", which currently runs the exact recurrence.
+    Exactness is that of gated_delta_rule with mode="auto": that of the recurrence below 64 tokens a sequence.
 
     Source: as gated_delta_rule; names and keywords are those of flash-linear-attention.
     """
@@ -404,6 +427,7 @@ def _functional(
         scale,
         bool(use_qk_l2norm_in_kernel),
         False,
+        MODES["auto" if op == "chunk_gated_delta_rule" else "recurrent"],
         cu_seqlens,
         None,
         None,

@@ -41,6 +41,7 @@ __global__ void __launch_bounds__(32 * (kMaxComputing + kMaxStaging))
                      const __grid_constant__ int quads) {
   extern __shared__ float4 smem[];   // [2][chunk] tokens of token_layout
   const Work work = work_of_block(p, tiling);
+  if (!takes_row(p, work.n)) return;
   if (work.n == p.dims.N) {   // the row behind the last sequence: tokens outside all of them
     write_zeros(p, tiling, work, 0, 0, sequence_span(p.cu_seqlens, 0, p.dims.T).first);
     const int64_t end = p.cu_seqlens.at(p.dims.N);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// gated_delta_rule on a GPU, the exact recurrence: how the work is cut, and the launch.
+// The exact recurrence on a GPU: how the work is cut, and the launch.
 #include <algorithm>
 
 #include "../launch.cuh"
-#include "../ops.h"
+#include "../rule_kernels.h"
 #include "kernel.cuh"
 
 namespace gdn::cuda {
@@ -76,7 +76,7 @@ const char* launch_columns(const RuleParams& params, const Tiling& tiling, void*
 
 }  // namespace
 
-const char* gated_delta_rule(const RuleParams& params, void* stream) {
+const char* recurrent_gated_delta_rule(const RuleParams& params, void* stream) {
   const Tiling tiling = pick(params.dims, num_multiprocessors());
   const int64_t steps = ceil_div(params.dims.K, 32);
   if (steps <= 1) return launch_columns<1>(params, tiling, stream);

@@ -96,6 +96,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     extern __shared__ __align__(1024) char smem_bytes[];
     SharedMemory<kKeyDim>& smem = *reinterpret_cast<SharedMemory<kKeyDim>*>(smem_bytes);
     const Work work = work_of_block(p);
+    if (!takes_row(p, work.n)) return;   // the whole cluster
     if (work.n == p.dims.N) {   // the row behind the last sequence: tokens outside all of them
       write_zeros(p, work, 0, 0, sequence_span(p.cu_seqlens, 0, p.dims.T).first);
       const int64_t end = p.cu_seqlens.at(p.dims.N);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which calls the Hopper chunk kernel takes, and its launch.
 #include "../launch.cuh"
+#include "../rule_kernels.h"
 #include "kernel.cuh"
 
 namespace gdn::cuda {
@@ -43,7 +44,7 @@ bool chunk_sm90_supports(const RuleParams& params) {
          has_aligned_rows(params.v, dims, dims.Hv);
 }
 
-const char* chunk_gated_delta_rule(const RuleParams& params, void* stream) {
+const char* chunk_sm90_gated_delta_rule(const RuleParams& params, void* stream) {
   if (!chunk_sm90_supports(params)) return "the Hopper chunk kernel does not take these dtypes, dims or strides";
   return params.q.dtype == DType::kBFloat16 ? launch_dtype<bf16_t>(params, stream) : launch_dtype<fp16_t>(params, stream);
 }

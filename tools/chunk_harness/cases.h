@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Test problems of the gated delta rule, a float64 reference, and the error measures. Shared by harness and emulator.
 #pragma once
 #include <cmath>

@@ -1,11 +1,8 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checks and times the Hopper chunk kernel. Run: chunk_harness [debug] [check [substring]] [bits] [graph] [time]; no argument: all.
 // Exit 0 all good, 1 a check failed, 2 CUDA error, 3 watchdog (a launch took more than 5 s; its name is printed).
-#ifndef TREE
-#define TREE ../csrc
-#endif
-#define STRING_(x) #x
-#define STRING(x) STRING_(x)
-#include STRING(TREE/cuda/chunk_sm90/launch.cu)
+
+#include "cuda/chunk_sm90/launch.cu"
 
 #include <unistd.h>
 
@@ -78,7 +75,7 @@ static bool check_case(const Case& c) {
   const cases::Reference ref = cases::reference(p);
   Device d(p);
   const RuleParams r = cases::params(p, d.pointers());
-  must(chunk_gated_delta_rule(r, nullptr));
+  must(chunk_sm90_gated_delta_rule(r, nullptr));
   synchronize(c.name.c_str());
   const cases::Errors e = cases::compare(p, ref, d.out.get(), d.state_out.get(), d.sentinel);
   double out_limit, state_limit;
@@ -118,13 +115,13 @@ static int run_bits() {
       const Problem p = cases::make(c);
       Device d(p);
       const RuleParams r = cases::params(p, d.pointers());
-      must(chunk_gated_delta_rule(r, nullptr));
+      must(chunk_sm90_gated_delta_rule(r, nullptr));
       synchronize(c.name.c_str());
       const auto out = d.out.get(), state = d.state_out.get();
       bool repeat = true;
       for (int i = 0; i < 20; ++i) {
         d.reset();
-        must(chunk_gated_delta_rule(r, nullptr));
+        must(chunk_sm90_gated_delta_rule(r, nullptr));
         synchronize(c.name.c_str());
         repeat = repeat && d.out.get() == out && d.state_out.get() == state;
       }
@@ -137,8 +134,8 @@ static int run_bits() {
         auto move = [&](View& v) { v.data = static_cast<char*>(v.data) + cut * v.stride[1] * dtype_size(v.dtype); };
         move(b.q), move(b.k), move(b.v), move(b.g), move(b.beta), move(b.out);
         b.initial_state = b.state;
-        must(chunk_gated_delta_rule(a, nullptr));
-        must(chunk_gated_delta_rule(b, nullptr));
+        must(chunk_sm90_gated_delta_rule(a, nullptr));
+        must(chunk_sm90_gated_delta_rule(b, nullptr));
         synchronize(c.name.c_str());
         split = split && d.out.get() == out && d.state_out.get() == state;
       }
@@ -149,7 +146,7 @@ static int run_bits() {
       auto row = [&](View& v) { v.data = static_cast<char*>(v.data) + v.stride[0] * dtype_size(v.dtype); };
       row(a.q), row(a.k), row(a.v), row(a.g), row(a.beta), row(a.out), row(a.state), row(a.initial_state);
       a.pool_in = a.pool_out = 1;
-      must(chunk_gated_delta_rule(a, nullptr));
+      must(chunk_sm90_gated_delta_rule(a, nullptr));
       synchronize(c.name.c_str());
       const auto out1 = d.out.get(), state1 = d.state_out.get();
       alone = !memcmp(&out1[out1.size() / 3], &out[out.size() / 3], out.size() / 3) && !memcmp(&state1[state1.size() / 3], &state[state.size() / 3], state.size() / 3);
@@ -187,13 +184,13 @@ static double time_graph(const RuleParams& r, const char* name) {
   running = name;
   cudaStream_t stream;
   CHECK(cudaStreamCreate(&stream));
-  must(chunk_gated_delta_rule(r, stream));
+  must(chunk_sm90_gated_delta_rule(r, stream));
   CHECK(cudaStreamSynchronize(stream));
   const int calls = 5;
   cudaGraph_t graph;
   cudaGraphExec_t exec;
   CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  for (int i = 0; i < calls; ++i) must(chunk_gated_delta_rule(r, stream));
+  for (int i = 0; i < calls; ++i) must(chunk_sm90_gated_delta_rule(r, stream));
   CHECK(cudaStreamEndCapture(stream, &graph));
   CHECK(cudaGraphInstantiate(&exec, graph, 0));
   cudaEvent_t a, b;

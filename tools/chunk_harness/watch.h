@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the kernel shows of block (0, 0, 0) at one chunk, its reference, and the comparison. Shared by harness and emulator.
 #pragma once
 #include "cases.h"

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// gated_delta_rule on a GPU: which kernel computes which rows.
+//     recurrent   the recurrence, all of them
+//     chunk       the chunk kernel, all of them
+//     auto        each row by its own length, so that its bits do not depend on its batch: kFewestChunkTokens and more by
+//                 the chunk kernel, shorter ones by the recurrence
+// A call that no chunk kernel takes (dtype, head dims, strides, device, checkpoints) is the recurrence's in every mode.
+#include "launch.cuh"
+#include "ops.h"
+#include "rule_kernels.h"
+
+namespace gdn::cuda {
+namespace {
+
+// The crossover of auto; the docstring of gated_delta_rule names it too, and a test holds the two together.
+constexpr int64_t kFewestChunkTokens = 64;
+
+// Lengths on the device: both kernels, each leaves the other's rows alone.
+const char* launch_both(RuleParams params, void* stream) {
+  params.rows = {kFewestChunkTokens, INT64_MAX};
+  if (const char* error = chunk_sm90_gated_delta_rule(params, stream)) return error;
+  params.rows = {0, kFewestChunkTokens - 1};
+  return recurrent_gated_delta_rule(params, stream);
+}
+
+}  // namespace
+
+const char* gated_delta_rule(const RuleParams& params, void* stream) {
+  const bool has_long_rows = params.mode == RuleMode::kChunk || params.dims.T >= kFewestChunkTokens;
+  if (params.mode == RuleMode::kRecurrent || !has_long_rows || !is_hopper() || !chunk_sm90_supports(params) ||
+      params.checkpoints.given()) {
+    return recurrent_gated_delta_rule(params, stream);
+  }
+  if (params.mode == RuleMode::kAuto && params.cu_seqlens.given()) return launch_both(params, stream);
+  return chunk_sm90_gated_delta_rule(params, stream);
+}
+
+}  // namespace gdn::cuda

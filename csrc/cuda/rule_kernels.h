@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kernels of gated_delta_rule, a launcher each. A launch computes the rows that params.rows names, writes their o and
+// states, and leaves all else as it is. Returns nullptr, or what went wrong.
+#pragma once
+
+#include "../common/params.h"
+
+namespace gdn::cuda {
+
+// The exact recurrence, token by token: any call, any arch.
+const char* recurrent_gated_delta_rule(const RuleParams& params, void* stream);
+
+// Chunks of 64 tokens on the tensor cores of compute capability 9.0, and only there.
+const char* chunk_sm90_gated_delta_rule(const RuleParams& params, void* stream);
+// Whether that kernel takes these dtypes, head dims and strides.
+bool chunk_sm90_supports(const RuleParams& params);
+
+}  // namespace gdn::cuda

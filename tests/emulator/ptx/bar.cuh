@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+// Stands in for csrc/cuda/ptx/bar.cuh: barriers of a block.
+#pragma once
+
+#include "../machine.h"
+
+namespace gdn::cuda::ptx {
+
+inline void bar_sync(int id, int threads) { emulated::meet(id, threads); }
+
+}  // namespace gdn::cuda::ptx

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// Stands in for csrc/cuda/ptx/cp_async.cuh: until a late copy is waited for, its target holds NaN.
+#pragma once
+
+#include "../machine.h"
+
+namespace gdn::cuda::ptx {
+
+inline void cp_async_16(uint32_t smem, const void* gmem, int bytes) {
+  if (smem % 16 != 0 || reinterpret_cast<uintptr_t>(gmem) % 16 != 0) emulated::fail("a cp.async that is not aligned");
+  char* const target = emulated::shared_at(smem, 16);
+  const auto copy = [=] {
+    char piece[16] = {};
+    if (bytes > 0) std::memcpy(piece, gmem, bytes);
+    std::memcpy(target, piece, 16);
+  };
+  if (!emulated::machine().is_late) return copy();
+  std::memset(target, 0xff, 16);
+  emulated::machine().current->open_copies.push_back(copy);
+}
+
+inline void cp_async_commit_group() {
+  emulated::Thread& self = *emulated::machine().current;
+  self.copies.push_back(std::move(self.open_copies));
+  self.open_copies.clear();
+}
+
+template <int kPending>
+void cp_async_wait_group() {
+  auto& groups = emulated::machine().current->copies;
+  while (static_cast<int>(groups.size()) > kPending) {
+    for (const auto& copy : groups.front()) copy();
+    groups.erase(groups.begin());
+  }
+}
+
+// Reads what is prefetched: an address outside the tensor shows under a memory checker.
+inline void prefetch_l2(const void* gmem) { (void)*static_cast<const volatile char*>(gmem); }
+
+}  // namespace gdn::cuda::ptx

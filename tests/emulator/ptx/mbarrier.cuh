@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+// Stands in for csrc/cuda/ptx/mbarrier.cuh: barriers in shared memory.
+#pragma once
+
+#include "../machine.h"
+
+namespace gdn::cuda::ptx {
+
+inline void mbarrier_init(uint32_t barrier, uint32_t arrivals) {
+  const int count = static_cast<int>(arrivals);
+  emulated::machine().barriers[emulated::cluster_address(barrier)] = {count, count, 0, 0};
+}
+
+inline void mbarrier_arrive(uint32_t barrier) { emulated::arrive(emulated::barrier_at(barrier), 0); }
+
+inline void mbarrier_wait_parity(uint32_t barrier, uint32_t parity) {
+  const emulated::Barrier& waited = emulated::barrier_at(barrier);
+  emulated::wait_until([&] { return waited.phase % 2 != parity; });
+}
+
+}  // namespace gdn::cuda::ptx

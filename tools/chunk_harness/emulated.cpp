@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+// The harness's cases on the emulated machine. See emulate.sh.
+#include "cuda/launch.cuh"
+#include "cuda/chunk_sm90/launch.cu"
+
+#include <string>
+
+#include "watch.h"
+
+namespace {
+
+struct Buffers {
+  explicit Buffers(const Problem& p, int out_bytes)
+      : out(static_cast<size_t>(p.B) * p.T * p.c.Hv * Problem::V * out_bytes, 0x7f), state(p.state_in.size(), 0x55) {}
+
+  cases::Pointers pointers(Problem& p) {
+    return {p.qkv.data(),       p.g.data(),           p.beta.data(),     p.cu.data(),  p.slots.data(),
+            p.out_slots.data(), p.has_initial.data(), p.state_in.data(), state.data(), out.data()};
+  }
+
+  std::vector<char> out, state;
+};
+
+void run(const RuleParams& params) {
+  if (const char* error = chunk_sm90_gated_delta_rule(params, nullptr)) {
+    printf("refused: %s\n", error);
+    exit(2);
+  }
+}
+
+template <class io_t>
+int debug(DType io, int chunk) {
+  Case c;
+  c.io = io;
+  c.T = 150;
+  c.name = "debug chunk " + std::to_string(chunk);
+  Problem p = cases::make(c);
+  Buffers buffers(p, 2);
+  std::vector<std::vector<float>> got;
+  for (size_t size : {64 * 128, 64 * 128, 64 * 64, 64 * 64, 256, 64 * 64, 64 * 64, 64 * 64}) got.emplace_back(size, NAN);
+  const Watch watch = {chunk,         got[0].data(), got[1].data(), got[2].data(), got[3].data(),
+                       got[4].data(), got[5].data(), got[6].data(), got[7].data()};
+  launch_clusters(chunk_sm90::chunk_kernel<io_t, io_t, 128, Watch>, chunk_sm90::kCluster, 2, chunk_sm90::kThreads,
+                  sizeof(chunk_sm90::SharedMemory<128>), nullptr, cases::params(p, buffers.pointers(p)), watch);
+  return compare_watch(p, io, chunk, got);
+}
+
+// Whole against split at 64 and at 128.
+int bits() {
+  int bad = 0;
+  for (int gates : {0, 5}) {
+    Case c;
+    c.T = 200;
+    c.N = 1;
+    c.Hv = 1;
+    c.gates = gates;
+    Problem p = cases::make(c);
+    Buffers whole(p, 2), split(p, 2);
+    run(cases::params(p, whole.pointers(p)));
+    for (int cut : {64, 128}) {
+      RuleParams first = cases::params(p, split.pointers(p)), second = first;
+      first.dims.T = cut;
+      second.dims.T = c.T - cut;
+      for (View* v : {&second.q, &second.k, &second.v, &second.g, &second.beta, &second.out}) {
+        v->data = static_cast<char*>(v->data) + cut * v->stride[1] * dtype_size(v->dtype);
+      }
+      second.initial_state = second.state;
+      run(first);
+      run(second);
+      const bool same = whole.out == split.out && whole.state == split.state;
+      bad += !same;
+      printf("split at %d, gates %d: %s\n", cut, gates, same ? "equal" : "DIFFER");
+    }
+  }
+  return bad;
+}
+
+int check(const std::string& wanted, int longest) {
+  int bad = 0;
+  for (const Case& c : cases::all()) {
+    if (c.name.find(wanted) == std::string::npos || c.T > longest) continue;
+    Problem p = cases::make(c);
+    Buffers buffers(p, c.out_fp32 ? 4 : 2);
+    const std::vector<char> before = buffers.state;
+    run(cases::params(p, buffers.pointers(p)));
+    const cases::Errors e = cases::compare(p, cases::reference(p), buffers.out, buffers.state, before);
+    double out_limit, state_limit;
+    const bool ok = cases::judge(c, e, &out_limit, &state_limit);
+    bad += !ok;
+    printf("%-46s out %.2e (%.1e)  state %.2e (%.1e)  %s%s%s\n", c.name.c_str(), e.out, out_limit, e.state, state_limit,
+           ok ? "ok" : "FAIL", e.nan ? " nan" : "", e.untouched_ok ? "" : " unnamed slot touched");
+  }
+  printf("%d bad\n", bad);
+  return bad;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  setbuf(stdout, nullptr);
+  const std::string what = argc > 1 ? argv[1] : "";
+  if (what == "debug") {
+    return debug<bf16_t>(DType::kBFloat16, 0) + debug<fp16_t>(DType::kFloat16, 1) + debug<bf16_t>(DType::kBFloat16, 2);
+  }
+  return (what == "bits" ? bits() : check(what, argc > 2 ? atoi(argv[2]) : 260)) != 0;
+}
