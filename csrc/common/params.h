@@ -47,6 +47,7 @@ struct RuleParams {
 
 // Whether a launch computes row n: sequence n, or, for n = N, the tokens outside all sequences, which go with the empty ones.
 GDN_INLINE bool takes_row(const RuleParams& params, int64_t n) {
+  if (params.rows.min_length <= 0 && params.rows.max_length == INT64_MAX) return true;
   const int64_t length = n < params.dims.N ? sequence_span(params.cu_seqlens, n, params.dims.T).length : 0;
   return length >= params.rows.min_length && length <= params.rows.max_length;
 }

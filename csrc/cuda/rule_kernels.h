@@ -10,6 +10,11 @@ namespace gdn::cuda {
 // The exact recurrence, token by token: any call, any arch.
 const char* recurrent_gated_delta_rule(const RuleParams& params, void* stream);
 
+// The same for few tokens a sequence, at the speed of reading and writing the state: any arch.
+const char* decode_gated_delta_rule(const RuleParams& params, void* stream);
+// Whether that kernel takes these lengths, head dims and strides.
+bool decode_supports(const RuleParams& params);
+
 // Chunks of 64 tokens on the tensor cores of compute capability 9.0, and only there.
 const char* chunk_sm90_gated_delta_rule(const RuleParams& params, void* stream);
 // Whether that kernel takes these dtypes, head dims and strides.

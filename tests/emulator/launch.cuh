@@ -124,4 +124,10 @@ const char* launch(void (*kernel)(Params...), int64_t num_blocks, int threads, s
   return launch_clusters(kernel, 1, num_blocks, threads, shared_bytes, stream, args...);
 }
 
+template <class... Params, class... Args>
+const char* launch_early(void (*kernel)(Params...), int64_t num_blocks, int threads, size_t shared_bytes, void* stream,
+                         Args&&... args) {
+  return launch(kernel, num_blocks, threads, shared_bytes, stream, std::forward<Args>(args)...);
+}
+
 }  // namespace gdn::cuda

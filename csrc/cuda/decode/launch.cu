@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+// gated_delta_rule on short sequences: which calls the decode kernel takes, how wide a tile is, and the launch.
+#include <algorithm>
+
+#include "../launch.cuh"
+#include "../rule_kernels.h"
+#include "kernel.cuh"
+
+namespace gdn::cuda {
+namespace {
+
+constexpr int kThreads = 128;
+constexpr int64_t kBlocksToFill = 4;   // of a multiprocessor: a wider tile only where that many are left
+
+bool is_v_first(const View& state) { return state.stride[3] != 1; }
+
+// 16 bytes of the contiguous dim at once: it and all strides are whole vectors, the base is aligned.
+bool moves_in_vectors(const View& state, const Dims& dims) {
+  const bool v_first = is_v_first(state);
+  if (state.stride[v_first ? 2 : 3] != 1) return false;
+  const int64_t vector = 16 / dtype_size(state.dtype);
+  const bool strides = state.stride[0] % vector == 0 && state.stride[1] % vector == 0 &&
+                       state.stride[v_first ? 3 : 2] % vector == 0;
+  return strides && (v_first || dims.V % vector == 0) && reinterpret_cast<uintptr_t>(state.data) % 16 == 0;
+}
+
+const View& any_state(const RuleParams& params) {
+  return params.initial_state.given() ? params.initial_state : params.state;
+}
+
+// Columns of a block. Narrow while they are few: a column's K rows then spread over more threads and the blocks over the
+// whole chip.
+int pick_tile(const Dims& dims, DType state_dtype, int num_sms) {
+  const int narrowest = state_dtype == DType::kFloat32 ? 16 : 32;
+  int tile = 64;
+  while (tile > narrowest && (tile > dims.V || dims.N * dims.Hv * ceil_div(dims.V, tile) < kBlocksToFill * num_sms)) {
+    tile /= 2;
+  }
+  return tile;
+}
+
+template <class Shape>
+const char* launch_shape(const RuleParams& params, void* stream) {
+  const Dims& dims = params.dims;
+  const int64_t tiles = ceil_div(dims.V, Shape::kTile), rows = dims.N + (params.cu_seqlens.given() ? 1 : 0);
+  const int64_t tokens = dims.N > 0 ? ceil_div(dims.B * dims.T, dims.N) : 0;   // of a row, on average
+  const Cut cut{divider(static_cast<uint32_t>(dims.Hv * tiles)), divider(static_cast<uint32_t>(tiles)),
+                divider(static_cast<uint32_t>(dims.Hv / dims.Hk)),
+                static_cast<int>(std::clamp<int64_t>(tokens, 1, kMostTokens))};
+  const size_t smem_bytes = sizeof(float) * (Shape::kSmemSums + cut.chunk * Shape::kSmemToken);
+  return launch_early(decode_kernel<Shape, KeepState>, rows * dims.Hv * tiles, Shape::kThreads, smem_bytes, stream, params,
+                      cut, KeepState{});
+}
+
+template <class state_t, bool kVFirst, int kSteps>
+const char* launch_tile(const RuleParams& params, void* stream) {
+  const int tile = pick_tile(params.dims, any_state(params).dtype, num_multiprocessors());
+  if constexpr (sizeof(state_t) == 4) {
+    if (tile == 16) return launch_shape<Shape<state_t, kVFirst, kSteps, 16, kThreads>>(params, stream);
+  }
+  if (tile == 32) return launch_shape<Shape<state_t, kVFirst, kSteps, 32, kThreads>>(params, stream);
+  return launch_shape<Shape<state_t, kVFirst, kSteps, 64, kThreads>>(params, stream);
+}
+
+}  // namespace
+
+bool decode_supports(const RuleParams& params) {
+  const Dims& dims = params.dims;
+  const bool is_short = dims.B * dims.T <= kMostTokens * dims.N, has_dims = dims.K == 64 || dims.K == 128;
+  const View &in = params.initial_state, &out = params.state;
+  if (!is_short || !has_dims || (dims.N + 1) * dims.Hv * ceil_div(dims.V, 16) > kMaxBlocks) return false;
+  if (!in.given() && !out.given()) return false;
+  if (in.given() && out.given() && (in.dtype != out.dtype || is_v_first(in) != is_v_first(out))) return false;
+  return (!in.given() || moves_in_vectors(in, dims)) && (!out.given() || moves_in_vectors(out, dims));
+}
+
+const char* decode_gated_delta_rule(const RuleParams& params, void* stream) {
+  const bool v_first = is_v_first(any_state(params)), is_wide = params.dims.K == 128;
+  const char* error = nullptr;
+  dispatch_dtype(any_state(params).dtype, [&](auto state) {
+    using state_t = decltype(state);
+    if (is_wide) error = v_first ? launch_tile<state_t, true, 4>(params, stream) : launch_tile<state_t, false, 4>(params, stream);
+    else error = v_first ? launch_tile<state_t, true, 2>(params, stream) : launch_tile<state_t, false, 2>(params, stream);
+  });
+  return error;
+}
+
+}  // namespace gdn::cuda
