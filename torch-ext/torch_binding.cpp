@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The schemas, with what each op writes, and one line per op that ties it to csrc/api. The functions themselves look at
-// the device, so both backends register the same ones.
+// the device, so both backends register the same ones. (No argument may be called `mode`: torch.compile passes one of its own.)
 #include "torch_binding.h"
 
 #include <torch/csrc/stable/library.h>
@@ -10,9 +10,9 @@
 STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
   ops.def(
       "gated_delta_rule(Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? beta, Tensor? initial_state, "
-      "Tensor(a!)? state, bool in_place, Tensor(b!) out, float scale, bool use_qk_l2norm, bool gate_is_linear, int mode, "
-      "Tensor? cu_seqlens, Tensor? slots, Tensor? out_slots, Tensor? has_initial_state, Tensor(c!)? checkpoints, int checkpoint_every, "
-      "Tensor? checkpoint_starts) -> ()");
+      "Tensor(a!)? state, bool in_place, Tensor(b!) out, float scale, bool use_qk_l2norm, bool gate_is_linear, int rule_mode, "
+      "Tensor? cu_seqlens, Tensor? slots, Tensor? out_slots, Tensor? has_initial_state, "
+      "Tensor(c!)? checkpoints, int checkpoint_every, Tensor? checkpoint_starts) -> ()");
   ops.def(
       "gated_delta_verify(Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? beta, Tensor(a!) state, Tensor(b!)? ring, "
       "Tensor(c!)? states_out, Tensor(d!) out, float scale, bool use_qk_l2norm, bool gate_is_linear, Tensor? cu_seqlens, "
