@@ -8,6 +8,7 @@
 #include "../common/ring.h"
 #include "launch.cuh"
 #include "ops.h"
+#include "rule_kernels.h"
 
 namespace gdn::cuda {
 namespace {
@@ -160,7 +161,8 @@ __device__ __forceinline__ void keep_state(const VerifyParams& p, const Work& wo
   }
 }
 
-// Any head dims, strides and lengths, all three contracts: one column a lane, one token at a time.
+// Any head dims, strides and lengths, all three contracts: one column a lane, one token at a time. The fast way with a ring is
+// decode's.
 // Grid    x: sequence (slowest), value head, tile of kTile columns (fastest); ragged: one more row for tokens of none.
 // Block   kWarps warps; lanes = 8 residue groups x 4 columns (fastest), so that the tree of rule.h ends in three shuffles.
 // Shared  one Token, staged by the first warp: a barrier before it is read and one before it is overwritten.
@@ -171,6 +173,7 @@ __global__ void __launch_bounds__(32 * kWarps, 3) verify_any(const __grid_consta
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   for (int64_t block = blockIdx.x; block < num_blocks; block += gridDim.x) {
     const Work work = work_of_block(rule.dims, block);
+    if (!takes_row(rule, work.n)) continue;
     if (work.n == rule.dims.N) {
       write_zeros(rule, work, 0, 0, sequence_span(rule.cu_seqlens, 0, rule.dims.T).first);
       const int64_t end = rule.cu_seqlens.at(rule.dims.N);
@@ -209,15 +212,31 @@ __global__ void __launch_bounds__(32 * kWarps, 3) verify_any(const __grid_consta
   }
 }
 
-}  // namespace
-
-const char* gated_delta_verify(const VerifyParams& params, void* stream) {
+const char* launch_any(const VerifyParams& params, void* stream) {
   const Dims& dims = params.rule.dims;
   const int64_t rows = dims.N + (params.rule.cu_seqlens.given() ? 1 : 0);
   const int64_t num_blocks = rows * dims.Hv * ceil_div(dims.V, kTile);
   const int64_t steps = ceil_div(dims.K, kResidues);
   auto* const kernel = steps <= 1 ? verify_any<1> : (steps <= 2 ? verify_any<2> : (steps <= 4 ? verify_any<4> : verify_any<8>));
   return launch(kernel, num_blocks, 32 * kWarps, 0, stream, params, num_blocks);
+}
+
+}  // namespace
+
+// With a ring: the recurrence for rows longer than it, where there can be any, and one of the two verify kernels for the
+// others, each leaving the other's rows alone.
+const char* gated_delta_verify(const VerifyParams& params, void* stream) {
+  if (!params.ring.given()) return launch_any(params, stream);
+  const bool has_long_rows = params.rule.dims.T > params.ring_length, has_ragged_rows = params.rule.cu_seqlens.given();
+  if (has_long_rows) {
+    RuleParams rule = params.rule;
+    rule.rows = {params.ring_length + 1, INT64_MAX};
+    const char* error = recurrent_gated_delta_rule(rule, stream);
+    if (error != nullptr || !has_ragged_rows) return error;
+  }
+  VerifyParams verify = params;
+  verify.rule.rows = {0, has_long_rows ? params.ring_length : INT64_MAX};
+  return decode_supports_ring(verify) ? decode_gated_delta_verify(verify, stream) : launch_any(verify, stream);
 }
 
 }  // namespace gdn::cuda

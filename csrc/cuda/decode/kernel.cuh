@@ -75,6 +75,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   const int V = static_cast<int>(p.dims.V);
   ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();
+  if (!takes_row(p, work.n)) return;
   if (work.n == p.dims.N) {   // the row behind the last sequence: tokens outside all of them
     write_zeros<Shape>(p, work, 0, 0, sequence_span(p.cu_seqlens, 0, p.dims.T).first);
     const int64_t end = p.cu_seqlens.at(p.dims.N);

@@ -5,6 +5,7 @@
 #include "../launch.cuh"
 #include "../rule_kernels.h"
 #include "kernel.cuh"
+#include "record.cuh"
 
 namespace gdn::cuda {
 namespace {
@@ -39,8 +40,8 @@ int pick_tile(const Dims& dims, DType state_dtype, int num_sms) {
   return tile;
 }
 
-template <class Shape>
-const char* launch_shape(const RuleParams& params, void* stream) {
+template <class Shape, class Keeps>
+const char* launch_shape(const RuleParams& params, const Keeps& keeps, void* stream) {
   const Dims& dims = params.dims;
   const int64_t tiles = ceil_div(dims.V, Shape::kTile), rows = dims.N + (params.cu_seqlens.given() ? 1 : 0);
   const int64_t tokens = dims.N > 0 ? ceil_div(dims.B * dims.T, dims.N) : 0;   // of a row, on average
@@ -48,41 +49,65 @@ const char* launch_shape(const RuleParams& params, void* stream) {
                 divider(static_cast<uint32_t>(dims.Hv / dims.Hk)),
                 static_cast<int>(std::clamp<int64_t>(tokens, 1, kMostTokens))};
   const size_t smem_bytes = sizeof(float) * (Shape::kSmemSums + cut.chunk * Shape::kSmemToken);
-  return launch_early(decode_kernel<Shape, KeepState>, rows * dims.Hv * tiles, Shape::kThreads, smem_bytes, stream, params,
-                      cut, KeepState{});
+  return launch_early(decode_kernel<Shape, Keeps>, rows * dims.Hv * tiles, Shape::kThreads, smem_bytes, stream, params,
+                      cut, keeps);
 }
 
-template <class state_t, bool kVFirst, int kSteps>
-const char* launch_tile(const RuleParams& params, void* stream) {
+template <class state_t, bool kVFirst, int kSteps, class Keeps>
+const char* launch_tile(const RuleParams& params, const Keeps& keeps, void* stream) {
   const int tile = pick_tile(params.dims, any_state(params).dtype, num_multiprocessors());
   if constexpr (sizeof(state_t) == 4) {
-    if (tile == 16) return launch_shape<Shape<state_t, kVFirst, kSteps, 16, kThreads>>(params, stream);
+    if (tile == 16) return launch_shape<Shape<state_t, kVFirst, kSteps, 16, kThreads>>(params, keeps, stream);
   }
-  if (tile == 32) return launch_shape<Shape<state_t, kVFirst, kSteps, 32, kThreads>>(params, stream);
-  return launch_shape<Shape<state_t, kVFirst, kSteps, 64, kThreads>>(params, stream);
+  if (tile == 32) return launch_shape<Shape<state_t, kVFirst, kSteps, 32, kThreads>>(params, keeps, stream);
+  return launch_shape<Shape<state_t, kVFirst, kSteps, 64, kThreads>>(params, keeps, stream);
+}
+
+template <class Keeps>
+const char* launch_keeping(const RuleParams& params, const Keeps& keeps, void* stream) {
+  const bool v_first = is_v_first(any_state(params)), is_wide = params.dims.K == 128;
+  const char* error = nullptr;
+  dispatch_dtype(any_state(params).dtype, [&](auto state) {
+    using state_t = decltype(state);
+    if (is_wide) {
+      error = v_first ? launch_tile<state_t, true, 4>(params, keeps, stream)
+                      : launch_tile<state_t, false, 4>(params, keeps, stream);
+    } else {
+      error = v_first ? launch_tile<state_t, true, 2>(params, keeps, stream)
+                      : launch_tile<state_t, false, 2>(params, keeps, stream);
+    }
+  });
+  return error;
+}
+
+// Whether the kernel's shapes hold this state, whatever the number of tokens.
+bool has_shape(const RuleParams& params) {
+  const Dims& dims = params.dims;
+  const View &in = params.initial_state, &out = params.state;
+  if ((dims.K != 64 && dims.K != 128) || (dims.N + 1) * dims.Hv * ceil_div(dims.V, 16) > kMaxBlocks) return false;
+  if (!in.given() && !out.given()) return false;
+  if (in.given() && out.given() && (in.dtype != out.dtype || is_v_first(in) != is_v_first(out))) return false;
+  return (!in.given() || moves_in_vectors(in, dims)) && (!out.given() || moves_in_vectors(out, dims));
 }
 
 }  // namespace
 
 bool decode_supports(const RuleParams& params) {
   const Dims& dims = params.dims;
-  const bool is_short = dims.B * dims.T <= kMostTokens * dims.N, has_dims = dims.K == 64 || dims.K == 128;
-  const View &in = params.initial_state, &out = params.state;
-  if (!is_short || !has_dims || (dims.N + 1) * dims.Hv * ceil_div(dims.V, 16) > kMaxBlocks) return false;
-  if (!in.given() && !out.given()) return false;
-  if (in.given() && out.given() && (in.dtype != out.dtype || is_v_first(in) != is_v_first(out))) return false;
-  return (!in.given() || moves_in_vectors(in, dims)) && (!out.given() || moves_in_vectors(out, dims));
+  return dims.B * dims.T <= kMostTokens * dims.N && !params.checkpoints.given() && has_shape(params);
 }
 
 const char* decode_gated_delta_rule(const RuleParams& params, void* stream) {
-  const bool v_first = is_v_first(any_state(params)), is_wide = params.dims.K == 128;
-  const char* error = nullptr;
-  dispatch_dtype(any_state(params).dtype, [&](auto state) {
-    using state_t = decltype(state);
-    if (is_wide) error = v_first ? launch_tile<state_t, true, 4>(params, stream) : launch_tile<state_t, false, 4>(params, stream);
-    else error = v_first ? launch_tile<state_t, true, 2>(params, stream) : launch_tile<state_t, false, 2>(params, stream);
-  });
-  return error;
+  return launch_keeping(params, KeepState{}, stream);
+}
+
+bool decode_supports_ring(const VerifyParams& params) { return params.ring.given() && has_shape(params.rule); }
+
+const char* decode_gated_delta_verify(const VerifyParams& params, void* stream) {
+  const Dims& dims = params.rule.dims;
+  const KeepRecords keeps{params.ring, params.ring_slots, params.ring_rows, params.ring_length, static_cast<int>(dims.K),
+                          static_cast<int>(dims.V), static_cast<int>(dims.Hv / dims.Hk)};
+  return launch_keeping(params.rule, keeps, stream);
 }
 
 }  // namespace gdn::cuda
