@@ -255,6 +255,23 @@ def test_columns_and_heads_are_independent(kernel, device, tokens):
     assert_same(part, state[:, heads], "state of one group")
 
 
+@pytest.mark.parametrize("batch", (1, 3))
+def test_whole_layer_is_its_groups(kernel, device, batch):
+    """16 key and 48 value heads, as many as fill a card once and more than once, against one group at a time"""
+    shape = Shape(16, 48, 128, 128)
+    x = rule_inputs(batch, 35, shape, dtype=torch.bfloat16, device=device)
+    fresh = rule_state(batch, shape, device=device)
+    state = fresh.clone()
+    out = run(kernel, x, state)
+    for group in (0, 7, 15):
+        heads = slice(3 * group, 3 * group + 3)
+        q, k = x.q[:, :, group, None], x.k[:, :, group, None]
+        y = Inputs(q, k, x.v[:, :, heads], x.g[..., heads], x.beta[..., heads])
+        part = fresh[:, heads].contiguous()
+        assert_same(run(kernel, y, part), out[:, :, heads], f"output of group {group}")
+        assert_same(part, state[:, heads], f"state of group {group}")
+
+
 @pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16), ids=short)
 def test_16_bit_inputs_are_widened_exactly(kernel, device, dtype):
     """C33: the state of 16-bit q, k, v equals that of the same numbers in fp32; the output is that one, rounded"""

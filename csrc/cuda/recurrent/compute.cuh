@@ -7,141 +7,217 @@
 namespace gdn::cuda {
 namespace {
 
-// What a lane needs of one token.
-template <int kSteps, int kColumns>
-struct Operands {
-  static constexpr int kHeads = Columns<kColumns>::kOfHeads ? kColumns : 1;
-  Quad<float> k[kSteps], q[kSteps];
-  StepScalars scalars[kHeads];
-  float v[kColumns];
+// The sums of a lane's columns end in different lanes: at every level of the tree two lanes split what both hold, each gives
+// the other's half away and adds what it is given to its own. The column whose sum a row group ends with; an odd one out is
+// kept by both.
+template <class Cut>
+__device__ __forceinline__ int column_of_row_group(int row_group) {
+  int columns[Cut::kColumns];
+#pragma unroll
+  for (int i = 0; i < Cut::kColumns; ++i) columns[i] = i;
+  int count = Cut::kColumns;
+#pragma unroll
+  for (int bit = 1; bit < kRowGroups; bit <<= 1) {
+    const int kept = (count + 1) / 2;
+#pragma unroll
+    for (int i = 0; i + kept < count; ++i) {
+      if (row_group & bit) columns[i] = columns[i + kept];
+    }
+    count = kept;
+  }
+  return columns[0];
+}
+
+// The first row group that ends with this column.
+template <class Cut>
+__device__ __forceinline__ int row_group_of_column(int column) {
+  int first = 0;
+  for (int row_group = kRowGroups - 1; row_group >= 0; --row_group) {
+    if (column_of_row_group<Cut>(row_group) == column) first = row_group;
+  }
+  return first;
+}
+
+// A lane's place in the exchange.
+template <class Cut>
+struct LaneRole {
+  int lane;
+  int column;                      // the one of its columns whose sums it ends with
+  bool writes_out;                 // it is the first of its column's lanes that does
+  int delta_lane[Cut::kColumns];   // the lane that does for each of the columns
 };
 
-// Where it stands in shared memory: the lane's rows of k, its v and the scalars of the block's first head; the step from a
-// column's v to the next one's.
+template <class Cut>
+__device__ __forceinline__ LaneRole<Cut> role_of_lane(int lane) {
+  LaneRole<Cut> role;
+  const int row_group = lane / kColumnGroups;
+  role.lane = lane;
+  role.column = column_of_row_group<Cut>(row_group);
+  role.writes_out = row_group_of_column<Cut>(role.column) == row_group;
+#pragma unroll
+  for (int c = 0; c < Cut::kColumns; ++c) {
+    role.delta_lane[c] = row_group_of_column<Cut>(c) * kColumnGroups + lane % kColumnGroups;
+  }
+  return role;
+}
+
+// Where a lane finds a token in shared memory: its rows of k and q; the scalars and v of the column whose sums it ends
+// with, o's place behind v; every head's alpha.
 struct LaneSource {
-  const float *k, *scalars;
+  const float *keys, *scalars;
   float* v;
-  int v_step;
+  const float* alpha;
 
-  __device__ __forceinline__ void advance(int floats) {
-    k += floats;
-    scalars += floats;
-    v += floats;
+  __device__ __forceinline__ LaneSource plus(int floats) const {
+    return {keys + floats, scalars + floats, v + floats, alpha + floats};
   }
 };
 
-template <int kSteps, int kColumns>
-__device__ __forceinline__ Operands<kSteps, kColumns> read_operands(const LaneSource& source) {
-  Operands<kSteps, kColumns> x;
-#pragma unroll
-  for (int j = 0; j < kSteps; ++j) {
-    x.k[j] = *reinterpret_cast<const Quad<float>*>(source.k + 32 * j);
-    x.q[j] = *reinterpret_cast<const Quad<float>*>(source.k + 32 * (kSteps + j));
-  }
-#pragma unroll
-  for (int h = 0; h < x.kHeads; ++h) x.scalars[h] = *reinterpret_cast<const StepScalars*>(source.scalars + 8 * h);
-#pragma unroll
-  for (int c = 0; c < kColumns; ++c) x.v[c] = source.v[c * source.v_step];
-  return x;
+template <class Cut>
+__device__ __forceinline__ LaneSource source_of_lane(const LaneRole<Cut>& role, const Tiling& tiling, int row_group,
+                                                     int column_in_tile, float* smem_tokens) {
+  using Layout = TokenLayout<Cut::kSteps>;
+  const int head = Cut::kOfHeads ? role.column : 0, v_step = Cut::kOfHeads ? tiling.tile : 1;
+  return {smem_tokens + Layout::kKeys + 2 * kRows * row_group,
+          smem_tokens + Layout::kScalars + 8 * head, smem_tokens + Layout::kV + column_in_tile + role.column * v_step,
+          smem_tokens + Layout::kAlpha};
 }
 
-// u and w of this lane's columns: the sums over K of the old state with the token's key and query.
-template <int kSteps, int kColumns>
-__device__ __forceinline__ void sum_over_keys(const Operands<kSteps, kColumns>& x,
-                                              const Fragment<kSteps, kColumns>& fragment, float (&u)[kColumns],
-                                              float (&w)[kColumns]) {
-  float u_part[kColumns][kRowsPerGroup] = {}, w_part[kColumns][kRowsPerGroup] = {};
+// What a lane needs of one token.
+template <class Cut>
+struct Operands {
+  static constexpr int kAlphas = Cut::kHeads == 3 ? 4 : Cut::kHeads;
+  Pack<float, 4> pairs[Cut::kSteps][kRows / 2];   // k k q q
+  StepScalars scalars;
+  Pack<float, kAlphas> alpha;
+  float v;
+
+  __device__ __forceinline__ float k(int j, int i) const { return pairs[j][i / 2].x[i % 2]; }
+  __device__ __forceinline__ float q(int j, int i) const { return pairs[j][i / 2].x[2 + i % 2]; }
+};
+
+template <class Cut>
+__device__ __forceinline__ void read_operands(const LaneSource& source, Operands<Cut>& x) {
 #pragma unroll
-  for (int j = 0; j < kSteps; ++j) {
+  for (int j = 0; j < Cut::kSteps; ++j) {
 #pragma unroll
-    for (int c = 0; c < kColumns; ++c) {
+    for (int i = 0; i < kRows / 2; ++i) {
+      x.pairs[j][i] = *reinterpret_cast<const Pack<float, 4>*>(source.keys + 2 * kResidues * j + 4 * i);
+    }
+  }
+  x.scalars = *reinterpret_cast<const StepScalars*>(source.scalars);
+  x.alpha = *reinterpret_cast<const Pack<float, Operands<Cut>::kAlphas>*>(source.alpha);
+  x.v = *source.v;
+}
+
+// The part of u (with the token's key) or w (with its query) of column c that lies in this lane.
+template <bool kOfKey, class Cut>
+__device__ __forceinline__ float sum_in_lane(const Operands<Cut>& x, const Fragment<Cut>& fragment, int c) {
+  float part[kRows] = {};
 #pragma unroll
-      for (int i = 0; i < kRowsPerGroup; ++i) {
-        u_part[c][i] = accumulate(fragment.s[c][j][i], x.k[j].x[i], u_part[c][i]);
-        w_part[c][i] = accumulate(fragment.s[c][j][i], x.q[j].x[i], w_part[c][i]);
+  for (int j = 0; j < Cut::kSteps; ++j) {
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      part[i] = accumulate(fragment.s[c][j][i], kOfKey ? x.k(j, i) : x.q(j, i), part[i]);
+    }
+  }
+#pragma unroll
+  for (int step = 1; step < kRows; step <<= 1) {
+#pragma unroll
+    for (int i = 0; i < kRows; i += 2 * step) part[i] = add(part[i], part[i + step]);
+  }
+  return part[0];
+}
+
+// The levels of rule.h's tree that lie across lanes, from kMask up. Whichever of two lanes adds, the pair is the same.
+// `meanwhile` is called with 0, 1, .. while a level's values travel.
+template <int kMask, int kLevel = 0, int kCount, class Meanwhile>
+__device__ __forceinline__ float sum_over_lanes(int lane, const float (&sums)[kCount], Meanwhile&& meanwhile) {
+  if constexpr (kMask == 32) {
+    static_assert(kCount == 1, "every level halves what a lane holds");
+    return sums[0];
+  } else {
+    constexpr int kKept = (kCount + 1) / 2;
+    const bool upper = lane & kMask;
+    float kept[kKept], given[kKept];
+#pragma unroll
+    for (int i = 0; i < kKept; ++i) {
+      const float lower_half = sums[i], upper_half = sums[i + kKept < kCount ? i + kKept : i];
+      given[i] = __shfl_xor_sync(0xffffffffu, upper ? lower_half : upper_half, kMask);
+      kept[i] = upper ? upper_half : lower_half;
+    }
+    meanwhile(kLevel);
+#pragma unroll
+    for (int i = 0; i < kKept; ++i) kept[i] = add(kept[i], given[i]);
+    return sum_over_lanes<2 * kMask, kLevel + 1>(lane, kept, meanwhile);
+  }
+}
+
+// One token. The way from u to the new state is the critical one: w is summed while u travels between the lanes, the state
+// decays while f does, and w's own way ends behind the write. If the cut reads ahead, `next` receives the next token's
+// operands: behind the shuffles of f, since they share a queue with the reads from shared memory, and under the write. The
+// __syncwarp keeps them there.
+template <class Cut, bool kReadsNext>
+__device__ __forceinline__ void step(const LaneRole<Cut>& role, const Operands<Cut>& x, const LaneSource& source,
+                                     Operands<Cut>& next, Fragment<Cut>& fragment) {
+  float u_parts[Cut::kColumns], w_parts[Cut::kColumns];
+#pragma unroll
+  for (int c = 0; c < Cut::kColumns; ++c) u_parts[c] = sum_in_lane<true>(x, fragment, c);
+  const float u = sum_over_lanes<kColumnGroups>(role.lane, u_parts, [&](int level) {
+#pragma unroll
+    for (int c = 0; c < Cut::kColumns; ++c) {
+      if (c == level || (c == 3 && level == 2)) w_parts[c] = sum_in_lane<false>(x, fragment, c);
+    }
+  });
+
+  const StepScalars& scalars = x.scalars;
+  const float own_f = write_factor(scalars.neg_alpha_sk, scalars.beta, scalars.sk, u, x.v);
+  float f[Cut::kColumns];
+#pragma unroll
+  for (int c = 0; c < Cut::kColumns; ++c) f[c] = __shfl_sync(0xffffffffu, own_f, role.delta_lane[c]);
+#pragma unroll
+  for (int c = 0; c < Cut::kColumns; ++c) {
+    const float alpha = x.alpha.x[Cut::kOfHeads ? c : 0];
+#pragma unroll
+    for (int j = 0; j < Cut::kSteps; ++j) {
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
+        fragment.s[c][j][i] = write_state(alpha, x.k(j, i), f[c], fragment.s[c][j][i]);
       }
     }
   }
-#pragma unroll
-  for (int c = 0; c < kColumns; ++c) {
-    u[c] = add(add(u_part[c][0], u_part[c][1]), add(u_part[c][2], u_part[c][3]));
-    w[c] = add(add(w_part[c][0], w_part[c][1]), add(w_part[c][2], w_part[c][3]));
+  const float w = sum_over_lanes<kColumnGroups>(role.lane, w_parts, [](int) {});
+  if constexpr (kReadsNext) {
+    __syncwarp();
+    read_operands(source.plus(TokenLayout<Cut::kSteps>::kFloats), next);
   }
-#pragma unroll
-  for (int mask = kColumnGroups; mask < 32; mask <<= 1) {   // the upper levels of rule.h's tree, all sums side by side
-#pragma unroll
-    for (int c = 0; c < kColumns; ++c) {
-      u[c] = add(u[c], __shfl_xor_sync(0xffffffffu, u[c], mask));
-      w[c] = add(w[c], __shfl_xor_sync(0xffffffffu, w[c], mask));
-    }
-  }
+  const float o = read_output(scalars.scale_sq, scalars.kq, scalars.alpha, own_f, w);
+  if (role.writes_out) source.v[kMaxValues] = o;
 }
 
-// Delta, write and read on this lane's columns; o takes the place of v in shared memory.
-template <int kSteps, int kColumns>
-__device__ __forceinline__ void write_and_read(const Operands<kSteps, kColumns>& x, const LaneSource& source,
-                                               int row_group, const float (&u)[kColumns], const float (&w)[kColumns],
-                                               Fragment<kSteps, kColumns>& fragment) {
-#pragma unroll
-  for (int c = 0; c < kColumns; ++c) {
-    const StepScalars& scalars = x.scalars[x.kHeads == 1 ? 0 : c];
-    const float f = write_factor(scalars.neg_alpha_sk, scalars.beta, scalars.sk, u[c], x.v[c]);
-#pragma unroll
-    for (int j = 0; j < kSteps; ++j) {
-#pragma unroll
-      for (int i = 0; i < kRowsPerGroup; ++i) {
-        fragment.s[c][j][i] = write_state(scalars.alpha, x.k[j].x[i], f, fragment.s[c][j][i]);
-      }
-    }
-    const float o = read_output(scalars.scale_sq, scalars.kq, scalars.alpha, f, w[c]);
-    if (row_group == c) source.v[c * source.v_step] = o;   // all eight lanes of the column hold o
-  }
-}
-
-// One token. `ahead` receives the operands of the token at next_source: behind the shuffles, which share a queue with the
-// loads from shared memory, and under the arithmetic of the write. The __syncwarp keeps them there; it also stands between
-// the lanes that have read a v and the one that writes o over it.
-template <int kSteps, int kColumns>
-__device__ __forceinline__ void step(const Operands<kSteps, kColumns>& x, const LaneSource& source,
-                                     const LaneSource& next_source, int row_group, Operands<kSteps, kColumns>& ahead,
-                                     Fragment<kSteps, kColumns>& fragment) {
-  float u[kColumns], w[kColumns];
-  sum_over_keys<kSteps, kColumns>(x, fragment, u, w);
-  __syncwarp();
-  ahead = read_operands<kSteps, kColumns>(next_source);
-  write_and_read<kSteps, kColumns>(x, source, row_group, u, w, fragment);
-}
-
-// Every token of every chunk. With few columns the operands are read a token ahead, into two sets that take turns. Behind a
-// chunk's last token they are read once more from itself, for nothing: what follows is still being staged.
-template <int kSteps, int kColumns>
-__device__ __forceinline__ void run_computing(const Tiling& tiling, const TokenLayout& layout, int64_t length,
-                                              const LaneSource& lane_source, int row_group,
-                                              Fragment<kSteps, kColumns>& fragment) {
-  constexpr bool kReadsAhead = kColumns * kSteps <= 12;
+// Every token of every chunk. A cut that reads ahead has two sets of operands that take turns; behind the last token of a
+// half it reads the empty one, for nothing.
+template <class Cut>
+__device__ __forceinline__ void run_computing(const Tiling& tiling, int64_t length, const LaneSource& lane_source,
+                                              const LaneRole<Cut>& role, Fragment<Cut>& fragment) {
+  constexpr int kFloats = TokenLayout<Cut::kSteps>::kFloats;
   for (int64_t first = 0, half = 0; first < length; first += tiling.chunk, half ^= 1) {
-    __syncthreads();
+    __syncthreads();   // the chunk is staged
     const int count = static_cast<int>(length - first < tiling.chunk ? length - first : tiling.chunk);
-    LaneSource source = lane_source, next_source;
-    source.advance(static_cast<int>(half) * tiling.chunk * layout.floats);
-    Operands<kSteps, kColumns> even = read_operands<kSteps, kColumns>(source), odd;
-    if constexpr (kReadsAhead) {
+    LaneSource source = lane_source.plus(static_cast<int>(half) * (tiling.chunk + 1) * kFloats);
+    Operands<Cut> even, odd;
+    if constexpr (Cut::kReadsAhead) {
+      read_operands(source, even);
       for (int i = 0; i < count; i += 2) {
-        next_source = source;
-        next_source.advance(i + 1 < count ? layout.floats : 0);
-        step<kSteps, kColumns>(even, source, next_source, row_group, odd, fragment);
-        if (i + 1 >= count) break;
-        source = next_source;
-        source.advance(i + 2 < count ? layout.floats : 0);
-        step<kSteps, kColumns>(odd, next_source, source, row_group, even, fragment);
+        step<Cut, true>(role, even, source, odd, fragment);
+        if (i + 1 == count) break;
+        step<Cut, true>(role, odd, source.plus(kFloats), even, fragment);
+        source = source.plus(2 * kFloats);
       }
     } else {
-      float u[kColumns], w[kColumns];
-      for (int i = 0; i < count; ++i, source.advance(layout.floats)) {
-        if (i > 0) even = read_operands<kSteps, kColumns>(source);
-        sum_over_keys<kSteps, kColumns>(even, fragment, u, w);
-        __syncwarp();   // every lane of a column has read v before one writes o over it
-        write_and_read<kSteps, kColumns>(even, source, row_group, u, w, fragment);
+      for (int i = 0; i < count; ++i, source = source.plus(kFloats)) {
+        read_operands(source, even);
+        step<Cut, false>(role, even, source, odd, fragment);
       }
     }
   }

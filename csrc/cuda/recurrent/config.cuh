@@ -8,30 +8,53 @@
 namespace gdn::cuda {
 namespace {
 
-constexpr int kColumnGroups = 4, kRowsPerGroup = 4;
-constexpr int kMaxComputing = 4, kMaxStaging = 4;               // warps of a block
-constexpr int kTokensPerStager = 4;                             // of a chunk
-constexpr int kValuesPerLane = 2;                               // of v, staged by one lane: a block has at most 64
+constexpr int kRowGroups = 8;                                   // lanes of a computing warp that share a column
+constexpr int kColumnGroups = 32 / kRowGroups;
+constexpr int kRows = kResidues / kRowGroups;                   // adjacent residues that a lane owns
+constexpr int kMaxComputing = 16 / kColumnGroups;               // warps of a block
+constexpr int kMaxStaging = 4;
+constexpr int kTokenLanes = 8;                                  // lanes that stage one token
+constexpr int kTokensOfPass = 32 / kTokenLanes;                 // so a staging warp has four tokens in its hands
+constexpr int kMaxValues = 64;                                  // of v and o of one token: heads x tile
+constexpr int kQuadsOfLane = kMaxValues / (4 * kTokenLanes);    // of v, staged by one lane
+
+// What is compiled apart. A lane holds kColumns columns: the same column of kColumns value heads (1 to 3), or four neighbours
+// of one head (4). kBlocksOfSm blocks are to fit into a multiprocessor.
+template <int kSteps_, int kColumns_, int kBlocksOfSm_>
+struct Cut {
+  static constexpr int kSteps = kSteps_, kColumns = kColumns_, kBlocksOfSm = kBlocksOfSm_;
+  static constexpr bool kOfHeads = kColumns < 4;
+  static constexpr int kHeads = kOfHeads ? kColumns : 1, kColumnsOfHead = kOfHeads ? 1 : kColumns;
+  // Operands are read a token ahead where there are registers for two sets.
+  static constexpr bool kReadsAhead = kSteps * kColumns * kRows <= (kBlocksOfSm == 1 ? 48 : 16);
+};
 
 struct Tiling {
   int heads;        // value heads of a block, all of one key head
   int tile_warps;   // computing warps
-  int tile;         // columns of V
-  int columns;      // kColumns
+  int tile;         // columns of V, a multiple of four
+  int columns;      // Cut::kColumns
+  int blocks_of_sm; // Cut::kBlocksOfSm
   int stagers;      // staging warps
   int chunk;        // tokens of a chunk
   int64_t head_groups, tiles;
 };
 
-// This lane's columns of S, rows 32 j + 4 r + i.
-template <int kSteps, int kColumns>
-struct Fragment {
-  float s[kColumns][kSteps][kRowsPerGroup];
+// Several adjacent elements, moved at once.
+template <class T, int kCount>
+struct alignas(kCount * sizeof(T)) Pack {
+  T x[kCount];
 };
 
-template <class state_t>
-struct alignas(4 * sizeof(state_t)) Quad {
-  state_t x[4];
+// This lane's columns of S, rows 32 j + kRows r + i.
+template <class Cut>
+struct Fragment {
+  float s[Cut::kColumns][Cut::kSteps][kRows];
+};
+
+// Which inputs and outputs move four adjacent elements at a time.
+struct InQuads {
+  bool q, k, v, out, initial_state, state;
 };
 
 // What a block works on: sequence; key head; first value head and first column.
@@ -45,16 +68,13 @@ __device__ __forceinline__ Work work_of_block(const RuleParams& p, const Tiling&
   return {rest / tiling.head_groups, key_head(head, p.dims.Hk, p.dims.Hv), head, tile * tiling.tile};
 }
 
-// Shared memory of one token, in floats: k [32 kSteps], q [32 kSteps], v [heads x tile], scalars [heads] of 8. What comes
-// out, o [heads x tile], takes the place of v.
+// Shared memory of one token, in floats. Keys and queries lie in pairs, k k q q, so that one 16-byte read gives a lane
+// both; v and o are [heads, tile]; StepScalars [heads]; and once more alpha [heads], for the write.
+template <int kSteps>
 struct TokenLayout {
-  int v, scalars, floats;
+  static constexpr int kKeys = 0, kV = 2 * kResidues * kSteps, kOut = kV + kMaxValues, kScalars = kOut + kMaxValues,
+                       kAlpha = kScalars + 3 * 8, kFloats = kAlpha + 4;
 };
-
-__host__ __device__ __forceinline__ TokenLayout token_layout(const Tiling& tiling, int padded_key_dim) {
-  const int v = 2 * padded_key_dim, scalars = v + tiling.heads * tiling.tile;
-  return {v, scalars, scalars + 8 * tiling.heads};
-}
 
 static_assert(sizeof(StepScalars) == 8 * sizeof(float), "a head's scalars are one record of 8 floats");
 

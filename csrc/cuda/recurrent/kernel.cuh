@@ -5,11 +5,11 @@
 // Grid    x: sequence (slowest), group of value heads that share a key head, tile of V (fastest).
 // Block   Computing warps first. A lane holds kColumns columns of S for the whole sequence, in registers: the same column of
 //         kColumns value heads where they share a key head (kColumns 1 to 3), or four neighbouring columns of one head (4).
-//         Lanes = 8 residue groups x 4 column groups (fastest). A lane owns rows 32 j + 4 r .. + 3 of its columns, so the
-//         residue sums of rule.h are a chain of kSteps fma in the lane, two levels of the tree in it, three by shuffles.
-//         Columns do not depend on one another.
-//         Staging warps behind them: a token at a time to shared memory as fp32, with its scalars (lane = residue for the
-//         sums k k, q q and k q), and o from shared memory to global.
+//         Lanes = 8 row groups x 4 column groups (fastest). A lane owns four adjacent residues, rows 32 j + 4 r + i, so the
+//         residue sums of rule.h are a chain of kSteps fma in the lane, two levels of the tree are in it and three are
+//         exchanges between lanes. Columns do not depend on one another.
+//         Staging warps behind them: tokens to shared memory as fp32, with their scalars, and o from shared memory to
+//         global.
 // Reads   q k [T, Hk, K], v [T, Hv, V], g beta [T, Hv]; S [K, V] once.   Writes   o [T, Hv, V], S once.
 // Chunks  Two halves of shared memory take turns: chunk c is computed in one while the staging warps write out chunk c - 1
 //         from the other and fill it with chunk c + 1. One __syncthreads a chunk, joined by all warps.
@@ -23,6 +23,14 @@
 namespace gdn::cuda {
 namespace {
 
+// x, which all lanes have, in a form that the compiler sees is the same for all: loops and branches on it keep the warp
+// together, and the shuffles in them need no second version for a warp that has come apart.
+__device__ __forceinline__ int64_t same_in_warp(int64_t x) {
+  const int low = __shfl_sync(0xffffffffu, static_cast<int>(x), 0);
+  const int high = __shfl_sync(0xffffffffu, static_cast<int>(x >> 32), 0);
+  return static_cast<int64_t>(high) << 32 | static_cast<uint32_t>(low);
+}
+
 // Writes zero for tokens [first, last) of batch row `batch`, the block's heads and columns.
 __device__ void write_zeros(const RuleParams& p, const Tiling& tiling, const Work& work, int64_t batch, int64_t first,
                             int64_t last) {
@@ -34,12 +42,11 @@ __device__ void write_zeros(const RuleParams& p, const Tiling& tiling, const Wor
   }
 }
 
-// quads: bit 0, the state read moves four elements at a time; bit 1, the state written.
-template <int kSteps, int kColumns>
-__global__ void __launch_bounds__(32 * (kMaxComputing + kMaxStaging))
+template <class Cut>
+__global__ void __launch_bounds__(32 * (kMaxComputing + kMaxStaging), Cut::kBlocksOfSm)
     recurrent_kernel(const __grid_constant__ RuleParams p, const __grid_constant__ Tiling tiling,
-                     const __grid_constant__ int quads) {
-  extern __shared__ float4 smem[];   // [2][chunk] tokens of token_layout
+                     const __grid_constant__ InQuads in_quads) {
+  extern __shared__ float4 smem[];   // [2][chunk + 1] tokens of TokenLayout, the last of a half empty
   const Work work = work_of_block(p, tiling);
   if (!takes_row(p, work.n)) return;
   if (work.n == p.dims.N) {   // the row behind the last sequence: tokens outside all of them
@@ -48,38 +55,43 @@ __global__ void __launch_bounds__(32 * (kMaxComputing + kMaxStaging))
     write_zeros(p, tiling, work, 0, end < 0 ? 0 : end, p.dims.T);
     return;
   }
-  const Span span = sequence_span(p.cu_seqlens, work.n, p.dims.T);
-  const int64_t slot = slot_of_row(p.slots, work.n, p.initial_state.given() ? p.pool_in : p.pool_out);
+  Span span = sequence_span(p.cu_seqlens, work.n, p.dims.T);
+  span.length = same_in_warp(span.length);
+  const int64_t slot = same_in_warp(slot_of_row(p.slots, work.n, p.initial_state.given() ? p.pool_in : p.pool_out));
   if (p.slots.given() && slot < 0) {
     write_zeros(p, tiling, work, span.batch, span.first, span.first + span.length);
     return;
   }
 
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, K = static_cast<int>(p.dims.K);
-  const TokenLayout layout = token_layout(tiling, 32 * kSteps);
+  const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), lane = threadIdx.x % 32, K = static_cast<int>(p.dims.K);
   float* const smem_tokens = reinterpret_cast<float*>(smem);
   if (warp >= tiling.tile_warps) {
-    run_staging<kSteps>(p, tiling, work, span, layout, warp - tiling.tile_warps, lane, smem_tokens);
+    const int stager = warp - tiling.tile_warps;
+    if (p.q.dtype == DType::kFloat32) {
+      run_staging<float, Cut::kSteps>(p, tiling, in_quads, work, span, stager, lane, smem_tokens);
+    } else if (p.q.dtype == DType::kBFloat16) {
+      run_staging<bf16_t, Cut::kSteps>(p, tiling, in_quads, work, span, stager, lane, smem_tokens);
+    } else {
+      run_staging<fp16_t, Cut::kSteps>(p, tiling, in_quads, work, span, stager, lane, smem_tokens);
+    }
     return;
   }
-  constexpr int kColumnsOfHead = Columns<kColumns>::kOfHeads ? 1 : kColumns;
+  const LaneRole<Cut> role = role_of_lane<Cut>(lane);
   const int row_group = lane / kColumnGroups;
-  const int column_in_tile = (warp * kColumnGroups + lane % kColumnGroups) * kColumnsOfHead;
+  const int column_in_tile = (warp * kColumnGroups + lane % kColumnGroups) * Cut::kColumnsOfHead;
   const int64_t column = work.column + column_in_tile;
 
-  Fragment<kSteps, kColumns> fragment = {};
+  Fragment<Cut> fragment = {};
   if (p.initial_state.given() && p.has_initial_state.at(work.n)) {
-    const auto columns = columns_of_lane<kColumns>(p.initial_state, slot, work.head, column, p.dims.V);
-    move_state<true>(p.initial_state, columns, quads & 1, K, row_group, fragment);
+    const Columns columns = columns_of_lane<Cut>(p.initial_state, slot, work.head, column, p.dims.V);
+    move_state<true>(p.initial_state, columns, in_quads.initial_state, K, row_group, fragment);
   }
-  const LaneSource source{smem_tokens + kRowsPerGroup * row_group, smem_tokens + layout.scalars,
-                          smem_tokens + layout.v + column_in_tile, kColumnsOfHead == 1 ? tiling.tile : 1};
-  run_computing<kSteps, kColumns>(tiling, layout, span.length, source, row_group, fragment);
+  run_computing(tiling, span.length, source_of_lane(role, tiling, row_group, column_in_tile, smem_tokens), role, fragment);
 
   const int64_t out_slot = slot_of_row(p.out_slots.given() ? p.out_slots : p.slots, work.n, p.pool_out);
   if (p.state.given() && out_slot >= 0) {
-    const auto columns = columns_of_lane<kColumns>(p.state, out_slot, work.head, column, p.dims.V);
-    move_state<false>(p.state, columns, quads & 2, K, row_group, fragment);
+    const Columns columns = columns_of_lane<Cut>(p.state, out_slot, work.head, column, p.dims.V);
+    move_state<false>(p.state, columns, in_quads.state, K, row_group, fragment);
   }
 }
 

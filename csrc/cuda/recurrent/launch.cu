@@ -9,15 +9,22 @@
 namespace gdn::cuda {
 namespace {
 
-// Four elements of the contiguous dim at once: all offsets and the dim itself are multiples of four, the base is aligned,
-// and where V is that dim the lane owns four columns of a head.
-bool moves_in_quads(const View& state, const Dims& dims, const Tiling& tiling) {
-  const bool k_contiguous = state.stride[2] == 1;
-  if (!k_contiguous && tiling.columns != 4) return false;
-  const int64_t contiguous_dim = k_contiguous ? dims.K : dims.V, other_stride = state.stride[k_contiguous ? 3 : 2];
-  const bool strides = state.stride[0] % 4 == 0 && state.stride[1] % 4 == 0 && other_stride % 4 == 0;
-  const auto address = reinterpret_cast<uintptr_t>(state.data);
-  return state.given() && strides && contiguous_dim % 4 == 0 && address % (4 * dtype_size(state.dtype)) == 0;
+// Four elements of the contiguous dim at once: the dim and all offsets are multiples of four, the base is aligned.
+bool moves_in_quads(const View& view, int contiguous, int64_t size) {
+  bool aligned = view.given() && view.stride[contiguous] == 1 && size % 4 == 0;
+  for (int i = 0; i < 4; ++i) aligned = aligned && (i == contiguous || view.stride[i] % 4 == 0);
+  return aligned && reinterpret_cast<uintptr_t>(view.data) % (4 * dtype_size(view.dtype)) == 0;
+}
+
+// A state whose contiguous dim is V moves so only where the lane owns four columns of a head.
+bool state_moves_in_quads(const View& state, const Dims& dims, const Tiling& tiling) {
+  return state.stride[2] == 1 ? moves_in_quads(state, 2, dims.K) : tiling.columns == 4 && moves_in_quads(state, 3, dims.V);
+}
+
+InQuads what_moves_in_quads(const RuleParams& p, const Tiling& tiling) {
+  return {moves_in_quads(p.q, 3, p.dims.K),   moves_in_quads(p.k, 3, p.dims.K),
+          moves_in_quads(p.v, 3, p.dims.V),   moves_in_quads(p.out, 3, p.dims.V),
+          state_moves_in_quads(p.initial_state, p.dims, tiling), state_moves_in_quads(p.state, p.dims, tiling)};
 }
 
 // Columns of two or three value heads in a lane are compiled for K = 64 and 128 only.
@@ -26,7 +33,8 @@ constexpr bool shares_heads(int64_t steps) { return steps == 2 || steps == 4; }
 // How to cut the work. Short sequences read and write the state and little else: four columns a lane, so that K-first rows
 // move 64 bytes a warp; 16 columns a block at one row, 32 at four, 64 beyond (bytes in flight against blocks). Long ones:
 // blocks of 16 columns of as many value heads of a key head as leave a block for every multiprocessor (k and q are read
-// from shared memory once for all of them); four columns a lane when there is work for several rounds.
+// from shared memory once for all of them), compiled to have a multiprocessor alone if there are no more than that, else to
+// share it with a second one. Four columns of a head a lane when there is work for several rounds and no head to share with.
 Tiling pick(const Dims& dims, int num_sms) {
   const int64_t group = dims.Hv / dims.Hk, columns = dims.N * dims.Hv * dims.V;
   const bool is_short = dims.B * dims.T <= 8 * dims.N;
@@ -41,37 +49,39 @@ Tiling pick(const Dims& dims, int num_sms) {
   }
   if (!is_short && tiling.columns == 1 && blocks >= 4 * num_sms) tiling.columns = 4;
   tiling.heads = tiling.columns < 4 ? tiling.columns : 1;
+  tiling.blocks_of_sm = blocks / tiling.heads <= num_sms ? 1 : 2;
   const int columns_of_warp = kColumnGroups * (tiling.columns < 4 ? 1 : 4);
   const int wanted = is_short && columns <= 8192 ? 1 : (is_short && columns <= 32768 ? 2 : kMaxComputing);
   tiling.tile_warps = static_cast<int>(std::min<int64_t>(wanted, ceil_div(dims.V, columns_of_warp)));
   tiling.tile = tiling.tile_warps * columns_of_warp;
   tiling.stagers = is_short ? 1 : kMaxStaging;
-  tiling.chunk = tiling.stagers * kTokensPerStager;
+  tiling.chunk = tiling.stagers * kTokensOfPass;
   tiling.head_groups = dims.Hv / tiling.heads;
   tiling.tiles = ceil_div(dims.V, tiling.tile);
   return tiling;
 }
 
-template <int kSteps, int kColumns>
+template <class Cut>
 const char* launch_recurrent(const RuleParams& params, const Tiling& tiling, void* stream) {
   const int64_t rows = params.dims.N + (params.cu_seqlens.given() ? 1 : 0);
   const int64_t blocks = rows * tiling.head_groups * tiling.tiles;
   if (blocks > kMaxBlocks) return "more than 2^31 - 1 blocks";
-  const int quads = (moves_in_quads(params.initial_state, params.dims, tiling) ? 1 : 0) |
-                    (moves_in_quads(params.state, params.dims, tiling) ? 2 : 0);
-  const size_t smem_bytes = 2 * tiling.chunk * token_layout(tiling, 32 * kSteps).floats * sizeof(float);
-  return launch(recurrent_kernel<kSteps, kColumns>, blocks, 32 * (tiling.tile_warps + tiling.stagers), smem_bytes, stream,
-                params, tiling, quads);
+  const size_t smem_bytes = 2 * (tiling.chunk + 1) * TokenLayout<Cut::kSteps>::kFloats * sizeof(float);
+  return launch(recurrent_kernel<Cut>, blocks, 32 * (tiling.tile_warps + tiling.stagers), smem_bytes, stream, params,
+                tiling, what_moves_in_quads(params, tiling));
 }
 
 template <int kSteps>
 const char* launch_columns(const RuleParams& params, const Tiling& tiling, void* stream) {
   if constexpr (shares_heads(kSteps)) {
-    if (tiling.columns == 2) return launch_recurrent<kSteps, 2>(params, tiling, stream);
-    if (tiling.columns == 3) return launch_recurrent<kSteps, 3>(params, tiling, stream);
+    const bool alone = tiling.blocks_of_sm == 1;
+    if (tiling.columns == 2 && alone) return launch_recurrent<Cut<kSteps, 2, 1>>(params, tiling, stream);
+    if (tiling.columns == 3 && alone) return launch_recurrent<Cut<kSteps, 3, 1>>(params, tiling, stream);
+    if (tiling.columns == 2) return launch_recurrent<Cut<kSteps, 2, 2>>(params, tiling, stream);
+    if (tiling.columns == 3) return launch_recurrent<Cut<kSteps, 3, 2>>(params, tiling, stream);
   }
-  return tiling.columns == 4 ? launch_recurrent<kSteps, 4>(params, tiling, stream)
-                             : launch_recurrent<kSteps, 1>(params, tiling, stream);
+  return tiling.columns == 4 ? launch_recurrent<Cut<kSteps, 4, kSteps <= 3 ? 2 : 1>>(params, tiling, stream)
+                             : launch_recurrent<Cut<kSteps, 1, 2>>(params, tiling, stream);
 }
 
 }  // namespace
