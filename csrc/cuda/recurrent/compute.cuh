@@ -197,9 +197,10 @@ __device__ __forceinline__ void step(const LaneRole<Cut>& role, const Operands<C
 
 // Every token of every chunk. A cut that reads ahead has two sets of operands that take turns; behind the last token of a
 // half it reads the empty one, for nothing.
-template <class Cut>
+// look(tokens done) is called behind every chunk.
+template <class Cut, class Look>
 __device__ __forceinline__ void run_computing(const Tiling& tiling, int64_t length, const LaneSource& lane_source,
-                                              const LaneRole<Cut>& role, Fragment<Cut>& fragment) {
+                                              const LaneRole<Cut>& role, Fragment<Cut>& fragment, Look&& look) {
   constexpr int kFloats = TokenLayout<Cut::kSteps>::kFloats;
   for (int64_t first = 0, half = 0; first < length; first += tiling.chunk, half ^= 1) {
     __syncthreads();   // the chunk is staged
@@ -220,6 +221,7 @@ __device__ __forceinline__ void run_computing(const Tiling& tiling, int64_t leng
         step<Cut, false>(role, even, source, odd, fragment);
       }
     }
+    look(first + count);
   }
   __syncthreads();   // for the staging warps: the last chunk is computed
 }

@@ -54,7 +54,7 @@ struct Fragment {
 
 // Which inputs and outputs move four adjacent elements at a time.
 struct InQuads {
-  bool q, k, v, out, initial_state, state;
+  bool q, k, v, out, initial_state, state, checkpoints;
 };
 
 // What a block works on: sequence; key head; first value head and first column.

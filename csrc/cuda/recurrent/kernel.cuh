@@ -42,6 +42,17 @@ __device__ void write_zeros(const RuleParams& p, const Tiling& tiling, const Wor
   }
 }
 
+// Writes the state after `done` tokens to its row of checkpoints. Out of line, the fragment by value: what it needs must not
+// cost the token loop a register.
+template <class Cut>
+__device__ __noinline__ void keep_checkpoint(const RuleParams& p, const Work& work, bool in_quads, int row_group,
+                                             int64_t column, int64_t done, Fragment<Cut> fragment) {
+  const int64_t row = p.checkpoint_row(work.n, done);
+  if (row < 0) return;
+  const Columns columns = columns_of_lane<Cut>(p.checkpoints, row, work.head, column, p.dims.V);
+  move_state<false>(p.checkpoints, columns, in_quads, static_cast<int>(p.dims.K), row_group, fragment);
+}
+
 template <class Cut>
 __global__ void __launch_bounds__(32 * (kMaxComputing + kMaxStaging), Cut::kBlocksOfSm)
     recurrent_kernel(const __grid_constant__ RuleParams p, const __grid_constant__ Tiling tiling,
@@ -86,7 +97,13 @@ __global__ void __launch_bounds__(32 * (kMaxComputing + kMaxStaging), Cut::kBloc
     const Columns columns = columns_of_lane<Cut>(p.initial_state, slot, work.head, column, p.dims.V);
     move_state<true>(p.initial_state, columns, in_quads.initial_state, K, row_group, fragment);
   }
-  run_computing(tiling, span.length, source_of_lane(role, tiling, row_group, column_in_tile, smem_tokens), role, fragment);
+  // A chunk's tokens divide 64, so a chunk ends at every checkpoint.
+  const auto look = [&](int64_t done) {
+    if (p.checkpoint_every == 0 || done % p.checkpoint_every != 0) return;
+    keep_checkpoint(p, work, in_quads.checkpoints, row_group, column, done, fragment);
+  };
+  const LaneSource source = source_of_lane(role, tiling, row_group, column_in_tile, smem_tokens);
+  run_computing(tiling, span.length, source, role, fragment, look);
 
   const int64_t out_slot = slot_of_row(p.out_slots.given() ? p.out_slots : p.slots, work.n, p.pool_out);
   if (p.state.given() && out_slot >= 0) {

@@ -24,7 +24,8 @@ bool state_moves_in_quads(const View& state, const Dims& dims, const Tiling& til
 InQuads what_moves_in_quads(const RuleParams& p, const Tiling& tiling) {
   return {moves_in_quads(p.q, 3, p.dims.K),   moves_in_quads(p.k, 3, p.dims.K),
           moves_in_quads(p.v, 3, p.dims.V),   moves_in_quads(p.out, 3, p.dims.V),
-          state_moves_in_quads(p.initial_state, p.dims, tiling), state_moves_in_quads(p.state, p.dims, tiling)};
+          state_moves_in_quads(p.initial_state, p.dims, tiling), state_moves_in_quads(p.state, p.dims, tiling),
+          state_moves_in_quads(p.checkpoints, p.dims, tiling)};
 }
 
 // Columns of two or three value heads in a lane are compiled for K = 64 and 128 only.
