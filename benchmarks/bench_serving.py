@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The serving ops on a GPU beside their byte floors: verify with a ring, fold of all layers, window write, moved slots."""
+"""The serving ops on a GPU beside their byte floors: verify with a ring, fold, window write, moved slots."""
 
 import torch
 from harness import Report, copies_past_l2, copy_bandwidth, graph_microseconds, load_kernel, out_argument

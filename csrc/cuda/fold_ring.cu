@@ -11,6 +11,7 @@
 #include "../common/ring.h"
 #include "launch.cuh"
 #include "ops.h"
+#include "ptx/ld_st.cuh"
 #include "tile/pack.cuh"
 
 namespace gdn::cuda {
@@ -101,7 +102,7 @@ __device__ __forceinline__ void fold_block(const FoldParams& p, const Cut& cut, 
   float s[kHeld][kCount];
 #pragma unroll
   for (int i = 0; i < kHeld; ++i) {
-    if (i < lines) pack[i] = load_pack<state_t, kCount>(gmem + i * stride);
+    if (i < lines) ptx::ld_global_streaming_v4(gmem + i * stride, pack[i].word);
   }
   stage_records(p, cut, work, 0, smem);
   __syncthreads();   // the records are there
@@ -132,7 +133,7 @@ __device__ __forceinline__ void fold_block(const FoldParams& p, const Cut& cut, 
   }
 #pragma unroll
   for (int i = 0; i < kHeld; ++i) {
-    if (i < lines) store_pack<state_t, kCount>(gmem + i * stride, s[i]);
+    if (i < lines) ptx::st_global_streaming_v4(gmem + i * stride, round_to_pack<state_t, kCount>(s[i]).word);
   }
 }
 
