@@ -35,8 +35,8 @@ def main():
     columns = ("shape", "recurrent us", "chunk us", "auto us", "packed auto us", "chunk is faster")
     report = Report("modes", columns, out_argument())
     kernel = load_kernel()
-    for batch in BATCHES:
-        for length in LENGTHS:
+    for batch in (*BATCHES, 256):
+        for length in LENGTHS if batch in BATCHES else (1,):
             forms = (("recurrent", False), ("chunk", False), ("auto", False), ("auto", True))
             times = [graph_microseconds(calls_of(kernel, batch, length, *form), replays=7) for form in forms]
             report.row(f"{batch}x{length}", *times, times[1] < times[0])

@@ -35,6 +35,22 @@ def run_rule(kernel, torch, smaller):
             kernel.chunk_gated_delta_rule(q, k, v, g=g, beta=beta, output_final_state=True)
 
 
+def run_chunk(kernel, torch, smaller):
+    for dtype in (torch.bfloat16,) if smaller else (torch.bfloat16, torch.float16):
+        q, k = (torch.randn(2, 300, 1, 128, device="cuda", dtype=dtype) for _ in range(2))
+        v = torch.randn(2, 300, 2, 128, device="cuda", dtype=dtype)
+        g, beta = -torch.rand(2, 300, 2, device="cuda"), torch.rand(2, 300, 2, device="cuda")
+        pool = torch.randn(4, 2, 128, 128, device="cuda")
+        slots = torch.tensor([2, -1], device="cuda")
+        for out in (torch.empty_like(v), torch.empty_like(v, dtype=torch.float32)):
+            options = {"use_qk_l2norm": True, "mode": "chunk", "out": out}
+            kernel.gated_delta_rule(q, k, v, g, beta, pool, slots=slots, **options)
+        slots = torch.tensor([3, 0, -1, 1], device="cuda")
+        cu_seqlens = torch.tensor([1, 4, 131, 200, 290], device="cuda", dtype=torch.int32)
+        row = [x[:1] for x in (q, k, v, g, beta)]
+        kernel.gated_delta_rule(*row, pool, slots=slots, cu_seqlens=cu_seqlens, use_qk_l2norm=True)
+
+
 def run_conv(kernel, torch, smaller):
     for channels in (7,) if smaller else (7, 64):
         for dtype in (torch.float32, torch.bfloat16):
@@ -102,7 +118,7 @@ def small_run(smaller):
 
     kernel = get_kernel("org/gated-deltanet", version=1)
     torch.manual_seed(0)
-    for run in (run_rule, run_conv, run_gates_and_norm, run_serving):
+    for run in (run_rule, run_chunk, run_conv, run_gates_and_norm, run_serving):
         run(kernel, torch, smaller)
     torch.cuda.synchronize()
     print("small run: done")

@@ -195,6 +195,24 @@ def test_rows_of_every_kind_in_one_call(kernel, device, mode, layout, state_dtyp
     assert_zero(mine[6], "state of an empty new sequence")
 
 
+@pytest.mark.parametrize("long_rows", ([], [0], [37], [3, 64, 69]), ids=str)
+def test_few_long_rows_among_many_short_ones(kernel, device, long_rows):
+    """70 packed rows of one token, some of 65 instead: each the bits of the row alone, in auto"""
+    lengths = [65 if n in long_rows else 1 for n in range(70)]
+    x = rule_inputs(1, sum(lengths) + 2, TENSOR_CORES, dtype=torch.bfloat16, device=device)
+    offsets = torch.tensor([sum(lengths[:n]) for n in range(71)], device=device)
+    fresh = rule_state(70, TENSOR_CORES, device=device)
+    state, out = fresh.clone(), torch.full_like(x.v, NAN)
+    run(kernel, x, state, "auto", cu_seqlens=offsets, out=out)
+    assert_zero(out[:, -2:], "tokens after the last sequence")
+    for n in (0, 1, *long_rows, 69):
+        first, alone = int(offsets[n]), fresh[n : n + 1].clone()
+        expected = run(kernel, x.tokens(first, first + lengths[n]), alone, "auto")
+        assert_same(out[:, first : first + lengths[n]], expected, f"output of row {n}")
+        assert_same(state[n : n + 1], alone, f"state of row {n}")
+    assert not bool(out.isnan().any())
+
+
 @pytest.mark.parametrize("mode", ALL_MODES)
 def test_no_sequences(kernel, device, mode):
     """cu_seqlens [0]: all tokens are outside, and zero"""

@@ -45,7 +45,10 @@ struct RuleParams {
   }
 };
 
-// Whether a launch computes row n: sequence n, or, for n = N, the tokens outside all sequences, which go with the empty ones.
+// Rows of a call: the sequences, and, in ragged input, the tokens outside all of them as row N.
+GDN_INLINE int64_t num_rows(const RuleParams& params) { return params.dims.N + (params.cu_seqlens.given() ? 1 : 0); }
+
+// Whether a launch computes row n. The tokens outside all sequences go with the empty ones.
 GDN_INLINE bool takes_row(const RuleParams& params, int64_t n) {
   if (params.rows.min_length <= 0 && params.rows.max_length == INT64_MAX) return true;
   const int64_t length = n < params.dims.N ? sequence_span(params.cu_seqlens, n, params.dims.T).length : 0;

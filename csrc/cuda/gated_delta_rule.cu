@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // gated_delta_rule on a GPU: which kernel computes which rows.
-//     recurrent   the recurrence, all of them; where a call has few tokens a sequence, the decode kernel, bit for bit the same
+//     recurrent   exact, all of them: the decode kernel where the rows are short on average, else the recurrence; the
+//                 two agree bit for bit
 //     chunk       the chunk kernel, all of them
 //     auto        each row by its own length, so that its bits do not depend on its batch: kFewestChunkTokens and more by
-//                 the chunk kernel, shorter ones by the recurrence
-// A call that no chunk kernel takes (dtype, head dims, strides, device, checkpoints) is the recurrence's in every mode.
+//                 the chunk kernel, shorter ones exactly
+// A call that no chunk kernel takes (dtype, head dims, strides, device, checkpoints) is exact in every mode.
 #include "launch.cuh"
 #include "ops.h"
 #include "rule_kernels.h"

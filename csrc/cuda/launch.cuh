@@ -58,15 +58,11 @@ inline bool overlaps_launches() {
   return has_driver && device_attribute<cudaDevAttrComputeCapabilityMajor>(0) >= 9;
 }
 
-// What a launch may ask for beside its grid.
-struct LaunchOptions {
-  int cluster_blocks = 1;      // sm_90 on: that many neighbouring blocks are a cluster; the number of blocks is a multiple
-  bool starts_early = false;   // while the kernel before it drains, where the device can
-};
+enum class Starts { kInOrder, kEarly };
 
 template <class... Params, class... Args>
-const char* launch_with(LaunchOptions options, void (*kernel)(Params...), int64_t num_blocks, int threads,
-                        size_t shared_bytes, void* stream, Args&&... args) {
+const char* launch_as(Starts starts, void (*kernel)(Params...), int cluster_blocks, int64_t num_blocks, int threads,
+                      size_t shared_bytes, void* stream, Args&&... args) {
   if (num_blocks <= 0) return nullptr;
   if (shared_bytes > kSharedWithoutOptIn) {
     const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -79,17 +75,17 @@ const char* launch_with(LaunchOptions options, void (*kernel)(Params...), int64_
   config.dynamicSmemBytes = shared_bytes;
   config.stream = static_cast<cudaStream_t>(stream);
   cudaLaunchAttribute attributes[2] = {};
-  unsigned count = 0;
-  if (options.cluster_blocks > 1) {
-    attributes[count].id = cudaLaunchAttributeClusterDimension;
-    attributes[count++].val.clusterDim = {static_cast<unsigned>(options.cluster_blocks), 1, 1};
-  }
-  if (options.starts_early && overlaps_launches()) {
-    attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[count++].val.programmaticStreamSerializationAllowed = 1;
-  }
   config.attrs = attributes;
-  config.numAttrs = count;
+  if (cluster_blocks > 1) {
+    cudaLaunchAttribute& cluster = attributes[config.numAttrs++];
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim = {static_cast<unsigned>(cluster_blocks), 1, 1};
+  }
+  if (starts == Starts::kEarly && overlaps_launches()) {
+    cudaLaunchAttribute& early = attributes[config.numAttrs++];
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+  }
   return error_text(cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...));
 }
 
@@ -98,21 +94,23 @@ const char* launch_with(LaunchOptions options, void (*kernel)(Params...), int64_
 template <class... Params, class... Args>
 const char* launch(void (*kernel)(Params...), int64_t num_blocks, int threads, size_t shared_bytes, void* stream,
                    Args&&... args) {
-  return launch_with({}, kernel, num_blocks, threads, shared_bytes, stream, std::forward<Args>(args)...);
+  return launch_as(Starts::kInOrder, kernel, 1, num_blocks, threads, shared_bytes, stream, std::forward<Args>(args)...);
 }
 
+// The same in clusters (sm_90 on): cluster_blocks neighbouring blocks each; num_blocks is a multiple.
 template <class... Params, class... Args>
 const char* launch_clusters(void (*kernel)(Params...), int cluster_blocks, int64_t num_blocks, int threads,
                             size_t shared_bytes, void* stream, Args&&... args) {
-  return launch_with({cluster_blocks, false}, kernel, num_blocks, threads, shared_bytes, stream, std::forward<Args>(args)...);
+  return launch_as(Starts::kInOrder, kernel, cluster_blocks, num_blocks, threads, shared_bytes, stream,
+                   std::forward<Args>(args)...);
 }
 
-// The grid may start while the kernel before it drains: every thread of it calls griddepcontrol_wait() before it touches
-// memory.
+// The same, but the grid may start while the kernel before it drains: every thread of it calls griddepcontrol_wait()
+// before it touches memory.
 template <class... Params, class... Args>
 const char* launch_early(void (*kernel)(Params...), int64_t num_blocks, int threads, size_t shared_bytes, void* stream,
                          Args&&... args) {
-  return launch_with({1, true}, kernel, num_blocks, threads, shared_bytes, stream, std::forward<Args>(args)...);
+  return launch_as(Starts::kEarly, kernel, 1, num_blocks, threads, shared_bytes, stream, std::forward<Args>(args)...);
 }
 
 }  // namespace gdn::cuda

@@ -57,6 +57,13 @@ template <class T>
 T __shfl_up_sync(unsigned, T x, int distance) {
   return emulated::shuffle(x, emulated::lane() >= distance ? emulated::lane() - distance : emulated::lane());
 }
+inline unsigned __ballot_sync(unsigned, bool x) {
+  unsigned bits = 0;
+  for (int lane = 0; lane < emulated::kWarp; ++lane) bits |= static_cast<unsigned>(emulated::shuffle(x, lane)) << lane;
+  return bits;
+}
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
+inline int __ffs(int x) { return __builtin_ffs(x); }
 inline void __syncwarp() { emulated::shuffle(0, 0); }
 inline void __syncthreads() { emulated::suspend(emulated::Waits::kForBlock); }
 

@@ -40,7 +40,7 @@ int debug(DType io, int chunk) {
   for (size_t size : {64 * 128, 64 * 128, 64 * 64, 64 * 64, 256, 64 * 64, 64 * 64, 64 * 64}) got.emplace_back(size, NAN);
   const Watch watch = {chunk,         got[0].data(), got[1].data(), got[2].data(), got[3].data(),
                        got[4].data(), got[5].data(), got[6].data(), got[7].data()};
-  launch_clusters(chunk_sm90::chunk_kernel<io_t, io_t, 128, Watch>, chunk_sm90::kCluster, 2, chunk_sm90::kThreads,
+  launch_clusters(chunk_sm90::chunk_kernel<io_t, io_t, 128, Watch>, chunk_sm90::kCluster, 2 * c.N * c.Hv, chunk_sm90::kThreads,
                   sizeof(chunk_sm90::SharedMemory<128>), nullptr, cases::params(p, buffers.pointers(p)), watch);
   return compare_watch(p, io, chunk, got);
 }

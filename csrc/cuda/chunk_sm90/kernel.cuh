@@ -6,7 +6,7 @@
 //     X = V - diag(e^sum) K S;   U = T diag(beta) X;   O = scale (diag(e^sum) Q S + P U)
 //     S <- e^(sum_64) S + K^T diag(e^(sum_64 - sum)) U
 // Grid    x: sequence (slowest), value head, tile of 64 columns of V (fastest); ragged input adds a sequence that writes
-//         zeros outside all others.
+//         zeros outside all others. Where only long sequences are this launch's, as many as the tokens can hold.
 // Block   three warpgroups. Group 0 (state.cuh) keeps S^T [64 v, K] in fp32 accumulators from the first to the last chunk.
 //         Groups 1 and 2 (gram.cuh) of both blocks of a cluster, the two tiles of a pair, take every fourth chunk each: copy
 //         k, q in, normalise, T and P, and all of it to the other block.
@@ -37,9 +37,28 @@ struct NoObserver {
   __device__ __forceinline__ void phase(Phase) const {}
 };
 
+// The index-th of the rows that this launch computes, counted from 0; N + 1 if there are fewer. By each warp for itself.
+__device__ __forceinline__ int64_t find_row(const RuleParams& p, int64_t index) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll 1
+  for (int64_t first = 0; first <= p.dims.N; first += 32) {
+    const bool is_ours = first + lane <= p.dims.N && takes_row(p, first + lane);
+    const unsigned ours = __ballot_sync(0xffffffffu, is_ours);
+    if (index < __popc(ours)) {
+      const bool is_it = is_ours && __popc(ours & ((1u << lane) - 1)) == index;
+      return first + __ffs(static_cast<int>(__ballot_sync(0xffffffffu, is_it))) - 1;
+    }
+    index -= __popc(ours);
+  }
+  return p.dims.N + 1;
+}
+
+// Sequences are those of the grid in order, or, where the grid has fewer than there are, those that the launch computes.
 __device__ __forceinline__ Work work_of_block(const RuleParams& p) {
   const int64_t tiles = p.dims.V / kValueTile, rest = blockIdx.x / tiles, head = rest % p.dims.Hv;
-  return {rest / p.dims.Hv, key_head(head, p.dims.Hk, p.dims.Hv), head, blockIdx.x % tiles * kValueTile};
+  const int64_t rows = gridDim.x / (tiles * p.dims.Hv), index = rest / p.dims.Hv;
+  const int64_t n = rows < num_rows(p) ? find_row(p, index) : index;
+  return {n, key_head(head, p.dims.Hk, p.dims.Hv), head, blockIdx.x % tiles * kValueTile};
 }
 
 // Writes zero for tokens [first, last) of batch row `batch`, the block's head and columns.
@@ -96,7 +115,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     extern __shared__ __align__(1024) char smem_bytes[];
     SharedMemory<kKeyDim>& smem = *reinterpret_cast<SharedMemory<kKeyDim>*>(smem_bytes);
     const Work work = work_of_block(p);
-    if (!takes_row(p, work.n)) return;   // the whole cluster
+    if (work.n > p.dims.N || !takes_row(p, work.n)) return;   // the whole cluster
     if (work.n == p.dims.N) {   // the row behind the last sequence: tokens outside all of them
       write_zeros(p, work, 0, 0, sequence_span(p.cu_seqlens, 0, p.dims.T).first);
       const int64_t end = p.cu_seqlens.at(p.dims.N);

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which calls the Hopper chunk kernel takes, and its launch.
+#include <algorithm>
+
 #include "../launch.cuh"
 #include "../rule_kernels.h"
 #include "kernel.cuh"
@@ -18,7 +20,10 @@ bool has_aligned_rows(const View& view, const Dims& dims, int64_t heads) {
 
 template <class io_t, class out_t, int kKeyDim>
 const char* launch_chunk(const RuleParams& params, void* stream) {
-  const int64_t rows = params.dims.N + (params.cu_seqlens.given() ? 1 : 0);
+  // A block takes a multiprocessor, so those that find nothing to do are not free: with a least length, few rows have it.
+  const int64_t rows = params.rows.min_length < 1
+                           ? num_rows(params)
+                           : std::min(num_rows(params), params.dims.B * params.dims.T / params.rows.min_length);
   const int64_t blocks = rows * params.dims.Hv * (params.dims.V / kValueTile);
   if (blocks > kMaxBlocks) return "more than 2^31 - 1 blocks";
   return launch_clusters(chunk_kernel<io_t, out_t, kKeyDim, NoObserver>, kCluster, blocks, kThreads,
