@@ -22,13 +22,17 @@ namespace {
 // What leaves the kernel beside o: the state, and nothing of the tokens. Another policy may keep each token's key, decay
 // and f, and leave the state alone.
 struct KeepState {
-  // Whether the row's state is written.
+  // Where a row's tokens go, looked up once.
+  struct Target {};
+  __device__ __forceinline__ Target target_of(const Work&, const Span&) const { return {}; }
+  // Whether the row's state is written, and whether anybody reads the state after token t.
   __device__ __forceinline__ bool writes_state(const Span&) const { return true; }
+  __device__ __forceinline__ bool needs_state_after(const Span&, int64_t /*t*/) const { return true; }
   // Token t of the row is in shared memory: k, q, v [kTile], scalars, as Shape lays them out. Called by all threads.
   template <class Shape>
-  __device__ __forceinline__ void keep_token(const Work&, const Span&, int64_t /*t*/, const float* /*smem_token*/) const {}
+  __device__ __forceinline__ void keep_token(const Target&, const Work&, int64_t /*t*/, const float* /*smem_token*/) const {}
   // f of a column of the head. Called by one thread a column.
-  __device__ __forceinline__ void keep_factor(const Work&, const Span&, int64_t /*t*/, int /*column*/, float /*f*/) const {}
+  __device__ __forceinline__ void keep_factor(const Target&, const Work&, int64_t /*t*/, int /*column*/, float /*f*/) const {}
 };
 
 // Writes zero for tokens [first, last) of batch row `batch`, the block's head and columns.
@@ -42,9 +46,10 @@ __device__ void write_zeros(const RuleParams& p, const Work& work, int64_t batch
 
 // The row's tokens from `first` on, as many as are in shared memory.
 template <class Shape, class Keeps>
-__device__ __forceinline__ void run_tokens(const RuleParams& p, const Cut& cut, const Keeps& keeps, const Work& work,
-                                           int64_t first, const Place<Shape>& place, const float* smem_tokens,
-                                           float* smem_sums, Fragment<Shape>& fragment) {
+__device__ __forceinline__ void run_tokens(const RuleParams& p, const Cut& cut, const Keeps& keeps,
+                                           const typename Keeps::Target& target, const Work& work, int64_t first,
+                                           const Place<Shape>& place, const float* smem_tokens, float* smem_sums,
+                                           Fragment<Shape>& fragment) {
   const Span span = span_of(p, work);
   const int column = work.column + place.first + place.group * place.kColumnStep, count = tokens_from(span, first, cut);
   const bool answers = place.group < Shape::kColumns && column < p.dims.V;
@@ -53,11 +58,12 @@ __device__ __forceinline__ void run_tokens(const RuleParams& p, const Cut& cut, 
   for (int i = 0; i < count; ++i) {
     const float* const smem_token = smem_tokens + i * Shape::kSmemToken;
     float o, f;
-    keeps.template keep_token<Shape>(work, span, first + i, smem_token);
-    step<Shape>(smem_token, smem_sums + (i % 2) * (Shape::kSmemSums / 2), place, fragment, o, f);
+    keeps.template keep_token<Shape>(target, work, first + i, smem_token);
+    step<Shape>(smem_token, smem_sums + (i % 2) * (Shape::kSmemSums / 2), place, keeps.needs_state_after(span, first + i),
+                fragment, o, f);
     if (answers) {
       p.out.store(out, o);
-      keeps.keep_factor(work, span, first + i, column, f);
+      keeps.keep_factor(target, work, first + i, column, f);
     }
     out += p.out.stride[1];
   }
@@ -94,13 +100,14 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     return;
   }
 
+  const typename Keeps::Target target = keeps.target_of(work, span_of(p, work));
   // The span is read where it is needed, not kept: the state fills the registers.
   stage_tokens<Shape>(p, cut, work, 0, smem_tokens);
   __syncthreads();   // the tokens are staged
   Fragment<Shape> fragment;
   widen<Shape>(packs, fragment);
   for (int64_t first = 0;;) {
-    run_tokens<Shape>(p, cut, keeps, work, first, place, smem_tokens, smem_sums, fragment);
+    run_tokens<Shape>(p, cut, keeps, target, work, first, place, smem_tokens, smem_sums, fragment);
     first += cut.chunk;
     if (first >= span_of(p, work).length) break;
     __syncthreads();   // all have read the tokens that the next ones overwrite

@@ -14,23 +14,27 @@ struct KeepRecords {
   int64_t ring_rows, ring_length;
   int key_dim, value_dim, group;
 
-  __device__ __forceinline__ bool writes_state(const Span& span) const { return span.length > ring_length; }
-
-  // Element offset of the record of token t, or -1: nothing is recorded.
-  __device__ __forceinline__ int64_t record(const Work& work, const Span& span, int64_t t) const {
+  struct Target {
+    int64_t record;   // element offset of the first token's, or -1: nothing is recorded
+  };
+  __device__ __forceinline__ Target target_of(const Work& work, const Span& span) const {
     const int64_t row = slot_of_row(ring_slots, work.n, ring_rows);
-    return row < 0 || span.length > ring_length ? -1 : ring.offset(row, work.key_head, t);
+    return {row < 0 || span.length > ring_length ? -1 : ring.offset(row, work.key_head)};
+  }
+  __device__ __forceinline__ bool writes_state(const Span& span) const { return span.length > ring_length; }
+  __device__ __forceinline__ bool needs_state_after(const Span& span, int64_t t) const {
+    return t + 1 < span.length || writes_state(span);
   }
   __device__ __forceinline__ int member(const Work& work) const { return work.head - work.key_head * group; }
 
   // The first tile of every value head keeps its alpha, that of the group's first head the key.
   template <class Shape>
-  __device__ __forceinline__ void keep_token(const Work& work, const Span& span, int64_t t, const float* smem_token) const {
+  __device__ __forceinline__ void keep_token(const Target& target, const Work& work, int64_t t,
+                                             const float* smem_token) const {
     const bool keeps_key = member(work) == 0;
     const int thread = static_cast<int>(threadIdx.x);
-    if (work.column != 0 || (!keeps_key && thread > 0)) return;
-    const int64_t at = record(work, span, t);
-    if (at < 0) return;
+    if (work.column != 0 || target.record < 0 || (!keeps_key && thread > 0)) return;
+    const int64_t at = target.record + t * ring.stride[2];
     if (thread == 0) {
       const StepScalars& scalars = *reinterpret_cast<const StepScalars*>(smem_token + Shape::kSmemScalars);
       ring.store(at + record_alpha(key_dim, value_dim, group, member(work)), scalars.alpha);
@@ -41,9 +45,9 @@ struct KeepRecords {
       if (i + thread < Shape::kKeyDim) ring.store(at + i + thread, smem_token[i + thread]);
     }
   }
-  __device__ __forceinline__ void keep_factor(const Work& work, const Span& span, int64_t t, int column, float f) const {
-    const int64_t at = record(work, span, t);
-    if (at >= 0) ring.store(at + record_factor(key_dim, value_dim, member(work)) + column, f);
+  __device__ __forceinline__ void keep_factor(const Target& target, const Work& work, int64_t t, int column, float f) const {
+    if (target.record < 0) return;
+    ring.store(target.record + t * ring.stride[2] + record_factor(key_dim, value_dim, member(work)) + column, f);
   }
 };
 
