@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // gated_delta_rule on short sequences: which calls the decode kernel takes, how wide a tile is, and the launch.
 #include <algorithm>
+#include <limits>
 
 #include "../launch.cuh"
 #include "../rule_kernels.h"
@@ -101,7 +102,9 @@ const char* decode_gated_delta_rule(const RuleParams& params, void* stream) {
   return launch_keeping(params, KeepState{}, stream);
 }
 
-bool decode_supports_ring(const VerifyParams& params) { return params.ring.given() && has_shape(params.rule); }
+bool decode_supports_ring(const VerifyParams& params) {
+  return params.ring.given() && params.ring_rows <= std::numeric_limits<int>::max() && has_shape(params.rule);
+}
 
 const char* decode_gated_delta_verify(const VerifyParams& params, void* stream) {
   const Dims& dims = params.rule.dims;

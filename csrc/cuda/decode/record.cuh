@@ -15,11 +15,10 @@ struct KeepRecords {
   int key_dim, value_dim, group;
 
   struct Target {
-    int64_t record;   // element offset of the first token's, or -1: nothing is recorded
+    int ring_row;   // -1: nothing is recorded. One register: the offset is made where it is used
   };
   __device__ __forceinline__ Target target_of(const Work& work, const Span& span) const {
-    const int64_t row = slot_of_row(ring_slots, work.n, ring_rows);
-    return {row < 0 || span.length > ring_length ? -1 : ring.offset(row, work.key_head)};
+    return {span.length > ring_length ? -1 : static_cast<int>(slot_of_row(ring_slots, work.n, ring_rows))};
   }
   __device__ __forceinline__ bool writes_state(const Span& span) const { return span.length > ring_length; }
   __device__ __forceinline__ bool needs_state_after(const Span& span, int64_t t) const {
@@ -33,8 +32,8 @@ struct KeepRecords {
                                              const float* smem_token) const {
     const bool keeps_key = member(work) == 0;
     const int thread = static_cast<int>(threadIdx.x);
-    if (work.column != 0 || target.record < 0 || (!keeps_key && thread > 0)) return;
-    const int64_t at = target.record + t * ring.stride[2];
+    if (work.column != 0 || target.ring_row < 0 || (!keeps_key && thread > 0)) return;
+    const int64_t at = ring.offset(target.ring_row, work.key_head, t);
     if (thread == 0) {
       const StepScalars& scalars = *reinterpret_cast<const StepScalars*>(smem_token + Shape::kSmemScalars);
       ring.store(at + record_alpha(key_dim, value_dim, group, member(work)), scalars.alpha);
@@ -46,8 +45,8 @@ struct KeepRecords {
     }
   }
   __device__ __forceinline__ void keep_factor(const Target& target, const Work& work, int64_t t, int column, float f) const {
-    if (target.record < 0) return;
-    ring.store(target.record + t * ring.stride[2] + record_factor(key_dim, value_dim, member(work)) + column, f);
+    if (target.ring_row < 0) return;
+    ring.store(ring.offset(target.ring_row, work.key_head, t) + record_factor(key_dim, value_dim, member(work)) + column, f);
   }
 };
 
