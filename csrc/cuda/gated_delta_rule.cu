@@ -5,7 +5,7 @@
 //     chunk       the chunk kernel, all of them
 //     auto        each row by its own length, so that its bits do not depend on its batch: kFewestChunkTokens and more by
 //                 the chunk kernel, shorter ones exactly
-// A call that no chunk kernel takes (dtype, head dims, strides, device) is exact in every mode.
+// A call that no chunk kernel takes (dtype, head dims, strides, device, checkpoints) is exact in every mode.
 #include "launch.cuh"
 #include "ops.h"
 #include "rule_kernels.h"
@@ -32,7 +32,8 @@ const char* launch_both(RuleParams params, void* stream) {
 
 const char* gated_delta_rule(const RuleParams& params, void* stream) {
   const bool has_long_rows = params.mode == RuleMode::kChunk || params.dims.T >= kFewestChunkTokens;
-  if (params.mode == RuleMode::kRecurrent || !has_long_rows || !is_hopper() || !chunk_sm90_supports(params)) {
+  if (params.mode == RuleMode::kRecurrent || !has_long_rows || !is_hopper() || !chunk_sm90_supports(params) ||
+      params.checkpoints.given()) {
     return launch_exact(params, stream);
   }
   if (params.mode == RuleMode::kAuto && params.cu_seqlens.given()) return launch_both(params, stream);

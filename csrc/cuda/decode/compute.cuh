@@ -109,10 +109,11 @@ __device__ __forceinline__ void sum_over_warps(const Place<Shape>& place, float*
   }
 }
 
-// One token. Gives o and f of the column that this thread answers for: column `group` of its share, if there is one.
+// One token. Gives o and f of the column that this thread answers for: column `group` of its share, if there is one. The
+// state moves on if `needs_state`.
 template <class Shape>
 __device__ __forceinline__ void step(const float* smem_token, float* smem_sums, const Place<Shape>& place,
-                                     Fragment<Shape>& fragment, float& own_o, float& own_f) {
+                                     bool needs_state, Fragment<Shape>& fragment, float& own_o, float& own_f) {
   constexpr int kOwned = Shape::kOwned, kColumns = Shape::kColumns;
   float u[kColumns], w[kColumns], v[kColumns], f[kColumns];
   sum_in_thread<Shape>(smem_token, place, fragment, u);   // one after the other: half the partial sums in registers
@@ -136,6 +137,7 @@ __device__ __forceinline__ void step(const float* smem_token, float* smem_sums, 
       own_f = f[c];
     }
   }
+  if (!needs_state) return;
 #pragma unroll
   for (int j = 0; j < Shape::kSteps; ++j) {
     float k[kOwned];

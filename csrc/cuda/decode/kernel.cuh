@@ -25,13 +25,17 @@ namespace {
 // What leaves the kernel beside o: the state, and nothing of the tokens. Another policy may keep each token's key, decay
 // and f, and leave the state alone.
 struct KeepState {
-  // Whether the row's state is written.
+  // Where a row's tokens go, looked up once a piece.
+  struct Target {};
+  __device__ __forceinline__ Target target_of(const Work&, const Span&) const { return {}; }
+  // Whether the row's state is written, and whether anybody reads the state after token t.
   __device__ __forceinline__ bool writes_state(const Span&) const { return true; }
+  __device__ __forceinline__ bool needs_state_after(const Span&, int /*t*/) const { return true; }
   // Token t of the row is in shared memory: k, q, v [kTile], scalars, as Shape lays them out. Called by all threads.
   template <class Shape>
-  __device__ __forceinline__ void keep_token(const Work&, const Span&, int64_t /*t*/, const float* /*smem_token*/) const {}
+  __device__ __forceinline__ void keep_token(const Target&, const Work&, int /*t*/, const float* /*smem_token*/) const {}
   // f of a column of the head. Called by one thread a column.
-  __device__ __forceinline__ void keep_factor(const Work&, const Span&, int64_t /*t*/, int /*column*/, float /*f*/) const {}
+  __device__ __forceinline__ void keep_factor(const Target&, const Work&, int /*t*/, int /*column*/, float /*f*/) const {}
 };
 
 // Writes zero to `tokens` tokens of out, from `out` on: a token's `columns` columns each. Rarely called.
@@ -93,20 +97,21 @@ __device__ __forceinline__ bool open_piece(const Call& call, const Cut& cut, con
 
 // The tokens of a piece that are in shared memory.
 template <class Shape, class Keeps>
-__device__ __forceinline__ void run_tokens(const Call& call, const Keeps& keeps, const Piece& piece,
-                                           const Place<Shape>& place, const float* smem_tokens, float* smem_sums,
-                                           int& parity, Fragment<Shape>& fragment) {
+__device__ __forceinline__ void run_tokens(const Call& call, const Keeps& keeps, const typename Keeps::Target& target,
+                                           const Piece& piece, const Place<Shape>& place, const float* smem_tokens,
+                                           float* smem_sums, int& parity, Fragment<Shape>& fragment) {
   const int column = piece.work.column + place.first + place.group * place.kColumnStep;
   const bool answers = place.group < Shape::kColumns && column < call.V;
   char* out = token_address(call.out, piece, piece.first, piece.work.head) + column * call.out_dim;
 #pragma unroll 1
   for (int i = 0; i < piece.count; ++i) {
     float o, f;
-    keeps.template keep_token<Shape>(piece.work, piece.span(call), piece.first + i, smem_tokens);
-    step<Shape>(smem_tokens, smem_sums + parity * (Shape::kSmemSums / 2), place, fragment, o, f);
+    keeps.template keep_token<Shape>(target, piece.work, piece.first + i, smem_tokens);
+    step<Shape>(smem_tokens, smem_sums + parity * (Shape::kSmemSums / 2), place,
+                keeps.needs_state_after(piece.span(call), piece.first + i), fragment, o, f);
     if (answers) {
       store_float(out, call.dtype, 0, o);
-      keeps.keep_factor(piece.work, piece.span(call), piece.first + i, column, f);
+      keeps.keep_factor(target, piece.work, piece.first + i, column, f);
     }
     smem_tokens += Shape::kSmemToken;
     out += call.out.token;
@@ -127,6 +132,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   Fragment<Shape> fragment;
   Packs<Shape> packs;
   Piece piece = {}, next = {};
+  typename Keeps::Target target = {};   // of `piece`
   float *smem_tokens = smem_first, *smem_other = smem_first;
   int parity = 0, stage = 0, slot = -1;
   uint32_t idx = blockIdx.x;
@@ -170,7 +176,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     if (has_next && warp < next.count) load_token<Shape>(call, next, next.first + warp, lane, token);
 
     if (has_piece) {
-      run_tokens<Shape>(call, keeps, piece, place, smem_tokens, smem_sums, parity, fragment);
+      run_tokens<Shape>(call, keeps, target, piece, place, smem_tokens, smem_sums, parity, fragment);
       const bool is_last = piece.first + piece.count >= piece.length;
       if (is_last && piece.out_slot >= 0) {
         store_share<Shape>(share_address<Shape>(call.state, piece.out_slot, piece.work, place), call.state.line,
@@ -178,6 +184,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
       }
     }
     if (!has_next) break;
+    target = keeps.target_of(next.work, next.span(call));   // its load flies while the tokens are staged
     if (loads) stage ^= cut.stages - 1;
     smem_tokens = smem_other;
     smem_other = smem_first + (smem_tokens == smem_first ? cut.chunk * Shape::kSmemToken : 0);

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // gated_delta_rule on short sequences: which calls the decode kernel takes, how wide a tile is, and the launch.
 #include <algorithm>
+#include <limits>
 
 #include "../launch.cuh"
 #include "../rule_kernels.h"
 #include "kernel.cuh"
+#include "record.cuh"
 
 namespace gdn::cuda {
 namespace {
@@ -81,11 +83,22 @@ bool has_shape(const RuleParams& params) {
 
 bool decode_supports(const RuleParams& params) {
   const Dims& dims = params.dims;
-  return dims.B * dims.T <= kMostTokens * dims.N && has_shape(params);
+  return dims.B * dims.T <= kMostTokens * dims.N && !params.checkpoints.given() && has_shape(params);
 }
 
 const char* decode_gated_delta_rule(const RuleParams& params, void* stream) {
   return launch_keeping(params, KeepState{}, stream);
+}
+
+bool decode_supports_ring(const VerifyParams& params) {
+  return params.ring.given() && params.ring_rows <= std::numeric_limits<int>::max() && has_shape(params.rule);
+}
+
+const char* decode_gated_delta_verify(const VerifyParams& params, void* stream) {
+  const Dims& dims = params.rule.dims;
+  const KeepRecords keeps{params.ring, params.ring_slots, params.ring_rows, params.ring_length, static_cast<int>(dims.K),
+                          static_cast<int>(dims.V), static_cast<int>(dims.Hv / dims.Hk)};
+  return launch_keeping(params.rule, keeps, stream);
 }
 
 }  // namespace gdn::cuda
