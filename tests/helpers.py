@@ -176,6 +176,7 @@ def poison_allocator(device, *sizes):
 class RuleOp:
     """gated_delta_rule: rows are [1, tokens, ...], a slot is a state."""
 
+    has_flags = True  # takes has_initial_state
     shape = SMALL
 
     def __init__(self, mode):
@@ -198,6 +199,26 @@ class RuleOp:
         return oracle.rule_bounds(dtype, self.mode, pool_dtype)
 
 
+class VerifyOp(RuleOp):
+    """gated_delta_verify, then fold_ring of all tokens: together they do what gated_delta_rule does."""
+
+    has_flags = False
+
+    def __init__(self):
+        super().__init__("recurrent")
+        self.name = "gated_delta_verify"
+
+    def call(self, kernel, inputs, pool, slots=None, **options):
+        (rows, tokens, Hk, K), (Hv, V) = inputs[0].shape, inputs[2].shape[2:]
+        device = pool.device
+        ring = kernel.new_ring(rows, Hk, 8, K, V, Hv // Hk, device=device)
+        ring_slots = torch.arange(rows, device=device)
+        options = {"use_qk_l2norm": True, "slots": slots, "ring_slots": ring_slots, **options}
+        out = kernel.gated_delta_verify(*inputs, pool, ring, **options)
+        slots = ring_slots if slots is None else slots
+        counts = torch.full((rows,), tokens, device=device)
+        kernel.fold_ring(pool, ring, slots=slots, ring_slots=ring_slots, num_accepted=counts)
+        return out
 class TensorCoreOp(RuleOp):
     """The rule in a shape and a dtype that the chunk kernel takes: float16 stands in for float32."""
 
@@ -221,6 +242,7 @@ class ConvOp:
 
     def __init__(self, name):
         self.name = name
+        self.has_flags = name == "causal_conv1d"
 
     @functools.cache  # so that a captured or watched call copies nothing from the host
     def weights(self, device):
@@ -259,6 +281,7 @@ SLOT_OPS = (
     RuleOp("recurrent"),
     RuleOp("chunk"),
     TensorCoreOp(),
+    VerifyOp(),
     ConvOp("causal_conv1d"),
     ConvOp("causal_conv1d_update"),
 )

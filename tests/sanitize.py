@@ -78,13 +78,47 @@ def run_gates_and_norm(kernel, torch, smaller):
         kernel.rms_norm_gated(x, z, weight, 1e-6, activation="sigmoid", norm_before_gate=False, group_size=size // 2)
 
 
+def run_serving(kernel, torch, smaller):
+    for key_dim, value_dim in ((128, 32),) if smaller else ((64, 64), (128, 128), (24, 72)):
+        for dtype in (torch.bfloat16,) if smaller else (torch.float32, torch.bfloat16):
+            q, k = (torch.randn(1, 23, 2, key_dim, device="cuda", dtype=dtype) for _ in range(2))
+            v = torch.randn(1, 23, 6, value_dim, device="cuda", dtype=dtype)
+            g, beta = -torch.rand(1, 23, 6, device="cuda"), torch.rand(1, 23, 6, device="cuda")
+            pool = torch.randn(5, 6, key_dim, value_dim, device="cuda").to(dtype)
+            cu_seqlens = torch.tensor([1, 4, 4, 19, 21], device="cuda")
+            slots, rows = torch.tensor([2, -1, 0, 4], device="cuda"), torch.tensor([1, 9, 0, 2], device="cuda")
+            ring = kernel.new_ring(3, 2, 4, key_dim, value_dim, 3, device="cuda")
+            buffer = torch.zeros(4, 3, 6, key_dim, value_dim, device="cuda", dtype=dtype)
+            table = torch.tensor([[0, 1], [2, -1], [3, 9], [4, 7]], device="cuda")
+            options = {"cu_seqlens": cu_seqlens, "use_qk_l2norm": True}
+            for state in (pool, pool.transpose(-1, -2).contiguous().transpose(-1, -2)):
+                kernel.gated_delta_verify(q, k, v, g, beta, state, ring, slots=slots, ring_slots=rows, **options)
+                kernel.gated_delta_verify(q, k, v, g, beta, state, states_out=buffer, slots=slots, **options)
+                counts = torch.tensor([2, 1, 0, 3], device="cuda")
+                kernel.gated_delta_verify(q, k, v, g, beta, state, state_table=table, num_accepted=counts, **options)
+                kernel.fold_ring(state, ring, slots=slots, ring_slots=rows, num_accepted=torch.clamp(counts, 1, 2))
+                kernel.copy_slots(state, rows, slots)
+                kernel.zero_slots(state, slots)
+                kernel.cast_state(pool, state.clone())
+                kernel.cast_state(state, torch.empty_like(state, dtype=torch.float16))
+            long = [torch.cat([x] * 6, 1) for x in (q, k, v, g, beta)]
+            starts = torch.tensor([1, 0], device="cuda")
+            offsets, ends = torch.tensor([0, 70, 138], device="cuda"), torch.tensor([0, 3], device="cuda")
+            kernel.gated_delta_rule(*long, pool, slots=ends, cu_seqlens=offsets, mode="recurrent", checkpoint_every=64,
+                                    checkpoints=buffer[0, :2].clone(), checkpoint_starts=starts)
+    for channels in (7,) if smaller else (7, 64):
+        x, window = torch.randn(2, 5, channels, device="cuda"), torch.randn(3, channels, 3, device="cuda")
+        counts, slots = torch.tensor([2, 9], device="cuda"), torch.tensor([1, 0], device="cuda")
+        kernel.conv_state_write(x.transpose(1, 2), window, num_accepted=counts, slots=slots)
+
+
 def small_run(smaller):
     import torch
     from kernels import get_kernel
 
     kernel = get_kernel("org/gated-deltanet", version=1)
     torch.manual_seed(0)
-    for run in (run_rule, run_chunk, run_conv, run_gates_and_norm):
+    for run in (run_rule, run_chunk, run_conv, run_gates_and_norm, run_serving):
         run(kernel, torch, smaller)
     torch.cuda.synchronize()
     print("small run: done")

@@ -77,7 +77,7 @@ def test_one_graph_serves_fewer_live_rows(kernel, device, op):
 
 @pytest.mark.cuda_only
 @pytest.mark.parametrize("ragged", (False, True), ids=("dense", "ragged"))
-@pytest.mark.parametrize("op", [op for op in SLOT_OPS if op.name != "causal_conv1d_update"], ids=name_of)
+@pytest.mark.parametrize("op", [op for op in SLOT_OPS if op.has_flags], ids=name_of)
 def test_capture_of_a_prefill(kernel, device, op, ragged):
     """C10: 70 tokens, all buffers given; ragged offsets and flags may change between replays"""
     inputs, fresh = move(op.inputs(1, 70), device), op.pool(4).to(device, copy=True)
@@ -120,10 +120,55 @@ def test_capture_of_the_elementwise_ops(kernel, device, name):
         assert_same(result, expected, name)
 
 
+def serving_step(kernel, device):
+    """A call of every serving op on pools made here, and the index tensors and pools it uses."""
+    x, signal = rule_inputs(3, 4, device=device), normal(3, 24, 4, device=device)
+    state, window = rule_state(9, device=device), normal(9, 24, 3, device=device)
+    narrow = torch.zeros_like(state, dtype=torch.bfloat16)
+    ring, buffer = kernel.new_ring(3, 2, 4, 32, 32, 2, device=device), torch.zeros(3, 4, 4, 32, 32, device=device)
+    slots, rows, counts = (torch.tensor(values, device=device) for values in ([4, 0, 2], [1, 2, 0], [2, 4, 1]))
+    table = torch.arange(12, device=device).view(3, 4)
+
+    def step():
+        options = {"slots": slots, **NORM}
+        out = kernel.gated_delta_verify(*x, state, ring, ring_slots=rows, **options)
+        kernel.fold_ring(state, ring, slots=slots, ring_slots=rows, num_accepted=counts)
+        kernel.conv_state_write(signal, window, slots=slots, num_accepted=counts)
+        kernel.gated_delta_verify(*x, state, states_out=buffer, **options)
+        kernel.copy_slots(state, slots, rows + 6)
+        kernel.gated_delta_verify(*x, state, state_table=table, num_accepted=counts, **NORM)
+        kernel.zero_slots(window, rows + 6)
+        kernel.cast_state(state, narrow)
+        return out
+
+    return step, (slots, rows, counts), [state, window, narrow, ring, buffer]
+
+
+@pytest.mark.cuda_only
+def test_capture_of_the_serving_ops(kernel, device):
+    """C10: one graph of all of them; a replay with rewritten slots, rows and counts equals the eager calls"""
+    step, indices, pools = serving_step(kernel, device)
+    eager, eager_indices, eager_pools = serving_step(kernel, device)
+    fresh = [pool.clone() for pool in pools]
+    graph, out = captured(step)
+    for slots, rows, counts in (([4, 0, 2], [1, 2, 0], [2, 4, 1]), ([1, -1, 3], [0, 7, 2], [4, 4, 0])):
+        for values in (indices, eager_indices):
+            for tensor, value in zip(values, (slots, rows, counts)):
+                tensor.copy_(torch.tensor(value))
+        for pool, eager_pool, start in zip(pools, eager_pools, fresh):
+            pool.copy_(start)
+            eager_pool.copy_(start)
+        expected = eager()
+        graph.replay()
+        assert_same(out, expected, "output")
+        for pool, eager_pool in zip(pools, eager_pools):
+            assert_same(pool, eager_pool)
+
+
 @pytest.mark.cuda_only
 def test_no_op_synchronises(kernel, device):
     """C10: an error under set_sync_debug_mode("error"); .item() is the control that the mode works"""
-    calls = []
+    calls = [serving_step(kernel, device)[0]]
     for op in SLOT_OPS:
         inputs, pool = move(op.inputs(3, 5), device), op.pool(4).to(device, copy=True)
         slots = torch.tensor([2, -1, 0], device=device)

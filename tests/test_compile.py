@@ -29,7 +29,65 @@ def rule_call(device, *, ragged=False, in_place=True, state_given=True, padded=F
         "slots": index if in_place else None,
         "out_slots": index if state_given or in_place else None,
         "has_initial_state": torch.tensor([True, False, True], device=device),
+        "checkpoints": None,
+        "checkpoint_every": 0,
+        "checkpoint_starts": None,
     }
+
+
+def checkpoint_call(device):
+    x, state = rule_inputs(2, 70, device=device), rule_state(2, device=device)
+    starts = torch.tensor([1, 0], device=device)
+    checkpoints = {"checkpoints": rule_state(2, device=device), "checkpoint_every": 64, "checkpoint_starts": starts}
+    given = {**x._asdict(), "state": state, "out": torch.empty_like(x.v), "slots": None, "out_slots": None}
+    return {**rule_call(device), **given, **checkpoints, "has_initial_state": None}
+
+
+def verify_call(device, *, contract="ring"):
+    x, index = rule_inputs(3, 3, device=device), torch.tensor([4, -1, 0], device=device)
+    table = torch.arange(9, device=device).view(3, 3)
+    is_table = contract == "table"
+    return {
+        **x._asdict(),
+        "state": rule_state(9, device=device),
+        "ring": normal(5, 2, 4, 110, device=device) if contract == "ring" else None,
+        "states_out": normal(3, 3, 4, 32, 32, device=device) if contract == "states" else None,
+        "out": torch.empty_like(x.v),
+        "scale": 0.5,
+        "use_qk_l2norm": True,
+        "gate_is_linear": False,
+        "cu_seqlens": None,
+        "slots": None if is_table else index,
+        "ring_slots": torch.tensor([2, 7, 0], device=device) if contract == "ring" else None,
+        "state_table": table if is_table else None,
+        "num_accepted": torch.tensor([1, 3, 0], device=device) if is_table else None,
+    }
+
+
+def fold_call(device):
+    slots = torch.tensor([[4, -1, 0], [1, 2, 3]], device=device)
+    tensors = {"state": rule_state(6, device=device), "ring": normal(7, 2, 4, 110, device=device)}
+    return {**tensors, "slots": slots, "ring_slots": slots, "num_accepted": torch.tensor([1, 2, 9], device=device)}
+
+
+def copy_call(device):
+    index = torch.tensor([4, -1, 0], device=device)
+    return {"pool": rule_state(6, device=device), "src": index, "dst": index + 1}
+
+
+def zero_call(device):
+    return {"pool": rule_state(6, device=device), "slots": torch.tensor([4, -1, 0], device=device)}
+
+
+def cast_call(device):
+    return {"src": rule_state(6, device=device), "dst": rule_state(6, dtype=torch.bfloat16, device=device)}
+
+
+def conv_write_call(device):
+    call = conv_call(device)
+    counts = torch.tensor([2, 0, 5], device=device)
+    names = ("x", "conv_state", "slots", "cu_seqlens", "has_initial_state")
+    return {"num_accepted": counts, **{name: call[name] for name in names}}
 
 
 def conv_call(device, *, ragged=False, documents=False):
@@ -83,6 +141,15 @@ CALLS = {
     "gated_delta_rule-chunk": ("gated_delta_rule", rule_call, {"ragged": True, "mode": 1}),
     "gated_delta_rule-functional": ("gated_delta_rule", rule_call, {"in_place": False}),
     "gated_delta_rule-stateless": ("gated_delta_rule", rule_call, {"in_place": False, "state_given": False}),
+    "gated_delta_rule-checkpoints": ("gated_delta_rule", checkpoint_call, {}),
+    "gated_delta_verify-ring": ("gated_delta_verify", verify_call, {}),
+    "gated_delta_verify-table": ("gated_delta_verify", verify_call, {"contract": "table"}),
+    "gated_delta_verify-states": ("gated_delta_verify", verify_call, {"contract": "states"}),
+    "fold_ring": ("fold_ring", fold_call, {}),
+    "copy_slots": ("copy_slots", copy_call, {}),
+    "zero_slots": ("zero_slots", zero_call, {}),
+    "cast_state": ("cast_state", cast_call, {}),
+    "conv_state_write": ("conv_state_write", conv_write_call, {}),
     "causal_conv1d-pool": ("causal_conv1d", conv_call, {}),
     "causal_conv1d-ragged": ("causal_conv1d", conv_call, {"ragged": True}),
     "causal_conv1d-documents": ("causal_conv1d", conv_call, {"documents": True}),
@@ -91,7 +158,13 @@ CALLS = {
     "rms_norm_gated": ("rms_norm_gated", norm_call, {}),
 }
 WRITTEN = {
-    "gated_delta_rule": {"state", "out"},
+    "gated_delta_rule": {"state", "out", "checkpoints"},
+    "gated_delta_verify": {"state", "ring", "states_out", "out"},
+    "fold_ring": {"state"},
+    "copy_slots": {"pool"},
+    "zero_slots": {"pool"},
+    "cast_state": {"dst"},
+    "conv_state_write": {"conv_state"},
     "causal_conv1d": {"conv_state", "out"},
     "causal_conv1d_update": {"conv_state", "out"},
     "gated_delta_gates": {"g", "beta"},
@@ -227,6 +300,37 @@ def test_compiled_prefill(kernel, device):
     results = torch.compile(call, fullgraph=True, backend="aot_eager")(*pools[0])
     for mine, expected in zip((*results, *pools[0]), (*call(*pools[1]), *pools[1])):
         assert_same(mine, expected)
+
+
+def test_compiled_verify_and_fold(kernel, device):
+    """The three contracts, fold, pool utilities and the deferred window write in one graph"""
+    torch._dynamo.reset()
+    x, rows, signal = rule_inputs(3, 4, device=device), torch.arange(3, device=device), normal(3, 24, 4, device=device)
+    table, counts = torch.arange(12, device=device).view(3, 4), torch.tensor([2, 0, 4], device=device)
+
+    def call(state, ring, window, buffer):
+        out = kernel.gated_delta_verify(*x, state, ring, slots=rows, ring_slots=rows, **NORM)
+        kernel.fold_ring(state, ring, slots=rows, ring_slots=rows, num_accepted=counts)
+        kernel.conv_state_write(signal, window, num_accepted=counts)
+        kernel.gated_delta_verify(*x, state, state_table=table, num_accepted=counts, **NORM)
+        kernel.gated_delta_verify(*x, state, states_out=buffer, slots=rows, **NORM)
+        kernel.copy_slots(state, rows, rows + 3)
+        kernel.zero_slots(state, rows[:1])
+        return out
+
+    def pools():
+        ring = kernel.new_ring(3, 2, 4, 32, 32, 2, device=device)
+        return [
+            rule_state(12, device=device),
+            ring,
+            normal(3, 24, 3, device=device),
+            torch.zeros(3, 4, 4, 32, 32, device=device),
+        ]
+
+    mine, expected = pools(), pools()
+    assert_same(torch.compile(call, fullgraph=True, backend="aot_eager")(*mine), call(*expected), "output")
+    for a, b in zip(mine, expected):
+        assert_same(a, b)
 
 
 def test_fake_tensors_give_the_shapes(kernel, device):

@@ -72,6 +72,38 @@ def norm_arguments(device):
             "weight": normal(24, device=device), "eps": 1e-6}  # fmt: skip
 
 
+def verify_arguments(device):
+    return {
+        **rule_inputs(1, 15, SHAPE, device=device)._asdict(),
+        "state": rule_state(8, SHAPE, device=device),
+        "ring": torch.full((5, 2, 8, 70), SENTINEL, device=device),
+        "slots": torch.tensor([5, 0, 2], device=device),
+        "ring_slots": torch.tensor([0, 4, 2], device=device),
+        "cu_seqlens": torch.tensor([0, 4, 9, 15], device=device),
+        "out": torch.full((1, 15, 4, 24), SENTINEL, device=device),
+    }
+
+
+def table_arguments(device):
+    call = verify_arguments(device)
+    for name in ("ring", "ring_slots", "slots"):
+        del call[name]
+    table, counts = torch.arange(6, device=device).view(3, 2), torch.tensor([1, 2, 1], device=device)
+    return {**call, "state_table": table, "num_accepted": counts}
+
+
+def states_arguments(device):
+    call = verify_arguments(device)
+    del call["ring"], call["ring_slots"]
+    return {**call, "states_out": torch.full((3, 6, 4, 16, 24), SENTINEL, device=device)}
+
+
+def fold_arguments(device):
+    call, slots = verify_arguments(device), torch.tensor([[5, 0, 2], [1, 3, 4]], device=device)
+    return {"state": call["state"], "ring": call["ring"], "slots": slots, "ring_slots": slots.clone(),
+            "num_accepted": torch.tensor([1, 2, 3], device=device)}  # fmt: skip
+
+
 def double(x):
     return x.double()
 
@@ -203,11 +235,42 @@ FUNCTIONAL_FAULTS = [
     ("gk", value(torch.zeros(3, 5, 4, 16))), ("gv", value(torch.zeros(3, 5, 4, 24))), ("scale", value("1")),
 ]  # fmt: skip
 
+VERIFY = [
+    *VECTORS,
+    *(("state", fault) for fault in (*STATES, overlapping) if fault.__name__ not in ("dim0_short", "dim0_long")),
+    *(("ring", fault) for fault in (flat, double, integer, as_list, one_short(1), one_more(1), overlapping, scattered,
+                                    lambda x: x[..., :65], lambda x: x[:, :, :0])),
+    *((name, fault) for name in ("slots", "ring_slots") for fault in INDEX),
+    *(("cu_seqlens", fault) for fault in OFFSETS),
+    ("gate_domain", value("decay")), ("scale", value("1")),
+]  # fmt: skip
+VERIFY = [(names, fault) for names, fault in VERIFY if (names, fault.__name__) not in (
+    ("v", "dim0_short"), ("q k", "dim0_short"), ("beta", "dim0_long"))]  # fmt: skip
+TABLE = [
+    *(("state_table", fault) for fault in (flat, double, to(torch.uint32), as_list, one_short(0), one_more(0))),
+    ("state_table", extra_dim),
+    *(("num_accepted", fault) for fault in INDEX),
+]
+STATES_OUT = [("states_out", fault) for fault in (flat, extra_dim, double, integer, as_list, one_short(0), one_more(0),
+              one_short(2), one_short(3), one_short(4), swapped, scattered, overlapping)]  # fmt: skip
+FOLD = [
+    ("state", flat), ("state", double), ("state", as_list), ("state", overlapping), ("state", scattered),
+    ("ring state", one_short(1)),
+    *(("ring", fault) for fault in (flat, double, as_list, scattered, lambda x: x[..., :65], lambda x: x[:, :, :0])),
+    *(("slots", fault) for fault in (double, to(torch.uint32), as_list, extra_dim)),
+    *(("ring_slots", fault) for fault in (double, to(torch.uint32), as_list, extra_dim, one_short(0), one_more(1))),
+    *(("num_accepted", fault) for fault in INDEX),
+]  # fmt: skip
+
 CASES = [
     (op, arguments, names.split(), fault)
     for ops, arguments, faults in (
         (("gated_delta_rule",), rule_arguments, RULE),
         (("gated_delta_rule",), ragged_rule_arguments, RAGGED),
+        (("gated_delta_verify",), verify_arguments, VERIFY),
+        (("gated_delta_verify",), table_arguments, TABLE),
+        (("gated_delta_verify",), states_arguments, STATES_OUT),
+        (("fold_ring",), fold_arguments, FOLD),
         (FUNCTIONAL, functional_arguments, FUNCTIONAL_FAULTS),
         (("causal_conv1d",), conv_arguments, CONV),
         (("causal_conv1d",), ragged_conv_arguments, RAGGED_CONV),

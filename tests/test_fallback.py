@@ -22,6 +22,48 @@ def functional(name):
     return call
 
 
+def checkpoints(kernel):
+    state, kept = rule_state(2), rule_state(2)
+    options = {"use_qk_l2norm": True, "checkpoint_every": 64, "checkpoints": kept}
+    return kernel.gated_delta_rule(*rule_inputs(2, 70), state, **options), state, kept
+
+
+def verify(kernel):
+    """All three contracts; one row longer than the ring"""
+    x, rows, counts = rule_inputs(1, 9), torch.tensor([2, -1, 0]), torch.tensor([3, 1, 1])
+    options = {"cu_seqlens": torch.tensor([0, 3, 4, 9]), "use_qk_l2norm": True}
+    state, ring = rule_state(4), kernel.new_ring(3, 2, 4, 32, 32, 2)
+    out = kernel.gated_delta_verify(*x, state, ring, slots=rows, ring_slots=rows, **options)
+    buffer, table = torch.zeros(3, 2, 4, 32, 32), torch.tensor([[0, 1, 3], [0, 1, 2], [2, -1, 9]])
+    kernel.gated_delta_verify(*x, rule_state(4), slots=rows, states_out=buffer, **options)
+    by_table = rule_state(4)
+    kernel.gated_delta_verify(*x, by_table, state_table=table, num_accepted=counts - 1, **options)
+    return out, state, ring, buffer, by_table
+
+
+def fold(kernel):
+    rows = torch.tensor([[1, 0], [-1, 2]])
+    tables = {"slots": rows, "ring_slots": rows, "num_accepted": torch.tensor([3, 2])}
+    return (kernel.fold_ring(rule_state(2), normal(2, 2, 4, 100), **tables),)
+
+
+def copies(kernel):
+    return (kernel.copy_slots(rule_state(4), torch.tensor([0, 3, 9]), torch.tensor([1, 2, 0])),)
+
+
+def zeros(kernel):
+    return (kernel.zero_slots(rule_state(4), torch.tensor([0, 3, 9])),)
+
+
+def cast(kernel):
+    return (kernel.cast_state(rule_state(4), rule_state(4, dtype=torch.bfloat16)),)
+
+
+def conv_write(kernel):
+    window = normal(2, 12, 3, seed=1)
+    return (kernel.conv_state_write(normal(2, 12, 5), window, num_accepted=torch.tensor([2, 9])),)
+
+
 def conv(kernel):
     window = normal(2, 12, 3, seed=1)
     return kernel.causal_conv1d(normal(2, 12, 5), normal(12, 4, seed=2), None, "silu", conv_state=window), window
@@ -42,6 +84,12 @@ def norm(kernel):
 
 CALLS = {
     "gated_delta_rule": rule,
+    "gated_delta_verify": verify,
+    "fold_ring": fold,
+    "copy_slots": copies,
+    "zero_slots": zeros,
+    "cast_state": cast,
+    "conv_state_write": conv_write,
     "chunk_gated_delta_rule": functional("chunk_gated_delta_rule"),
     "fused_recurrent_gated_delta_rule": functional("fused_recurrent_gated_delta_rule"),
     "causal_conv1d": conv,
@@ -56,6 +104,13 @@ def caught(function):
         warnings.simplefilter("always")
         result = function()
     return result, [str(record.message) for record in records if "gated-deltanet" in str(record.message)]
+
+
+def test_checkpoints_of_the_reference(kernel):
+    reference = kernel.reference
+    ours, theirs = checkpoints(kernel), checkpoints(reference)
+    for a, b in zip(ours, theirs):
+        assert_close(a, b, 1e-6)
 
 
 @pytest.mark.parametrize("name", CALLS)

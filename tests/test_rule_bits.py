@@ -363,6 +363,11 @@ def digest_of_every_op(kernel):
             for layout in ("K-first", "V-first"):
                 x, state = rule_inputs(2, 11, shape, dtype=dtype), rule_state(2, shape, dtype=dtype, layout=layout)
                 results += [kernel.gated_delta_rule(*x, state, use_qk_l2norm=True), state]
+                ring = kernel.new_ring(2, shape.Hk, 4, shape.K, shape.V, shape.Hv // shape.Hk, dtype=dtype)
+                results += [kernel.gated_delta_verify(*x.tokens(0, 3), state, ring, use_qk_l2norm=True), ring]
+                rows = torch.arange(2)
+                kernel.fold_ring(state, ring, slots=rows, ring_slots=rows, num_accepted=rows + 2)
+                results.append(state.clone())
         signal, window = normal(2, 37, 50, dtype=dtype), normal(2, 37, 3, seed=3, dtype=dtype)
         weight = normal(37, 4, seed=2, dtype=dtype)
         results += [kernel.causal_conv1d(signal, weight, None, "silu", conv_state=window), window.clone()]

@@ -201,7 +201,7 @@ def test_duplicate_padding_is_legal(kernel, device, op):
 
 
 @pytest.mark.parametrize("tokens", (1, 5, 64, 100))
-@pytest.mark.parametrize("op", [op for op in SLOT_OPS if op.name != "causal_conv1d_update"], ids=name_of)
+@pytest.mark.parametrize("op", [op for op in SLOT_OPS if op.has_flags], ids=name_of)
 def test_new_sequence_in_a_dirty_slot(kernel, device, op, tokens):
     """C8: has_initial_state False does not read the slot, NaN or not"""
     inputs = move(op.inputs(3, tokens), device)
@@ -218,7 +218,7 @@ def test_new_sequence_in_a_dirty_slot(kernel, device, op, tokens):
     assert bool(op.call(kernel, inputs, control, slots).isnan().any()), "control: the slot is read without the flag"
 
 
-@pytest.mark.parametrize("op", [op for op in SLOT_OPS if op.name != "causal_conv1d_update"], ids=name_of)
+@pytest.mark.parametrize("op", [op for op in SLOT_OPS if op.has_flags], ids=name_of)
 def test_initial_state_flag_is_per_row(kernel, device, op):
     inputs, pool = op.inputs(4, 3), op.pool(6)
     flags = torch.tensor([True, False, False, True])

@@ -16,7 +16,21 @@ using OptionalTensor = std::optional<Tensor>;
 void gated_delta_rule(Tensor q, Tensor k, Tensor v, OptionalTensor g, OptionalTensor beta, OptionalTensor initial_state,
                       OptionalTensor state, bool in_place, Tensor out, double scale, bool use_qk_l2norm, bool gate_is_linear,
                       int64_t mode, OptionalTensor cu_seqlens, OptionalTensor slots, OptionalTensor out_slots,
-                      OptionalTensor has_initial_state);
+                      OptionalTensor has_initial_state, OptionalTensor checkpoints, int64_t checkpoint_every,
+                      OptionalTensor checkpoint_starts);
+
+void gated_delta_verify(Tensor q, Tensor k, Tensor v, OptionalTensor g, OptionalTensor beta, Tensor state,
+                        OptionalTensor ring, OptionalTensor states_out, Tensor out, double scale, bool use_qk_l2norm,
+                        bool gate_is_linear, OptionalTensor cu_seqlens, OptionalTensor slots, OptionalTensor ring_slots,
+                        OptionalTensor state_table, OptionalTensor num_accepted);
+
+void fold_ring(Tensor state, Tensor ring, Tensor slots, Tensor ring_slots, Tensor num_accepted);
+
+void copy_slots(Tensor pool, Tensor src, Tensor dst);
+
+void zero_slots(Tensor pool, Tensor slots);
+
+void cast_state(Tensor src, Tensor dst);
 
 void causal_conv1d(Tensor x, Tensor weight, OptionalTensor bias, OptionalTensor conv_state, Tensor out, bool use_silu,
                    bool write_state, OptionalTensor cu_seqlens, OptionalTensor seq_idx, OptionalTensor slots,
@@ -24,6 +38,9 @@ void causal_conv1d(Tensor x, Tensor weight, OptionalTensor bias, OptionalTensor 
 
 void causal_conv1d_update(Tensor x, Tensor conv_state, Tensor weight, OptionalTensor bias, Tensor out, bool use_silu,
                           OptionalTensor slots);
+
+void conv_state_write(Tensor x, Tensor conv_state, Tensor num_accepted, OptionalTensor slots, OptionalTensor cu_seqlens,
+                      OptionalTensor has_initial_state);
 
 void gated_delta_gates(Tensor a, Tensor b, Tensor A_log, Tensor dt_bias, Tensor g, Tensor beta, bool allow_neg_eigval);
 

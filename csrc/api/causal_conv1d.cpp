@@ -63,6 +63,7 @@ void causal_conv1d(Tensor x, Tensor weight, OptionalTensor bias, OptionalTensor 
   params.has_initial_state = check.flags("has_initial_state", has_initial_state, params.N);
   params.write_state = write_state;
   check.require(conv_state || !slots, "slots needs conv_state, which is not given");
+  check.require(conv_state || !has_initial_state, "has_initial_state needs conv_state, which is not given");
   check.require(!seq_idx || !(conv_state || cu_seqlens), "seq_idx goes with neither conv_state nor cu_seqlens");
   if (conv_state) add_window(check, *conv_state, slots, params);
   if (seq_idx) add_documents(check, *seq_idx, params);
@@ -79,6 +80,30 @@ void causal_conv1d_update(Tensor x, Tensor conv_state, Tensor weight, OptionalTe
   params.write_state = true;
   add_window(check, conv_state, slots, params);
   run<ConvParams, cpu::causal_conv1d_update, cuda::causal_conv1d_update>(check, params);
+}
+
+void conv_state_write(Tensor x, Tensor conv_state, Tensor num_accepted, OptionalTensor slots, OptionalTensor cu_seqlens,
+                      OptionalTensor has_initial_state) {
+  const Checker check("conv_state_write", "x", x);
+  check.require_dim("x", x, 3, "[B, C, T]");
+  check.require_dim("conv_state", conv_state, 3, "[slots, C, W - 1 or W]");
+  ConvWriteParams params{};
+  params.B = x.size(0);
+  params.C = x.size(1);
+  params.T = x.size(2);
+  params.N = num_sequences(check, cu_seqlens, params.B);
+  params.window = conv_state.size(2);
+  params.pool = conv_state.size(0);
+  check.require(params.window >= 1 && params.window <= kMaxWidth, "conv_state", "of window 1 to 4", conv_state);
+  params.x = check.view("x", x, {params.B, params.C, params.T}, "[B, C, T]");
+  params.conv_state = check.written("conv_state", conv_state, {params.pool, params.C, params.window},
+                                    "[slots, C, W - 1 or W]");
+  require_pool(check, "conv_state", conv_state, slots.has_value(), params.N);
+  params.slots = check.index("slots", slots, params.N);
+  params.cu_seqlens = check.offsets(cu_seqlens, params.T);
+  params.num_accepted = check.index("num_accepted", num_accepted, params.N);
+  params.has_initial_state = check.flags("has_initial_state", has_initial_state, params.N);
+  run<ConvWriteParams, cpu::conv_state_write, cuda::conv_state_write>(check, params);
 }
 
 }  // namespace gdn::api

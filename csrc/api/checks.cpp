@@ -66,9 +66,11 @@ bool has_sizes(const Tensor& tensor, std::initializer_list<int64_t> sizes) {
   return true;
 }
 
-// Walking the dims from the smallest stride up, each must step over everything below it. At most four dims.
+constexpr int64_t kMaxDims = 5;   // of a tensor that an op takes
+
+// Walking the dims from the smallest stride up, each must step over everything below it. At most kMaxDims.
 bool elements_overlap(const Tensor& tensor) {
-  std::pair<int64_t, int64_t> steps[4];   // stride, size; kept sorted
+  std::pair<int64_t, int64_t> steps[kMaxDims];   // stride, size; kept sorted
   int count = 0;
   for (int64_t i = 0; i < tensor.dim(); ++i) {
     if (tensor.size(i) == 0) return false;
@@ -93,10 +95,17 @@ void* data_of(const Tensor& tensor) {
   return data == nullptr ? nowhere : data;
 }
 
+View view_of(const Tensor& tensor) {
+  View view{data_of(tensor), to_dtype(tensor.scalar_type()), {0, 0, 0, 0}};
+  const int64_t left_out = tensor.dim() > 4 ? tensor.dim() - 4 : 0;   // a slower fifth dim is the caller's
+  for (int64_t i = left_out; i < tensor.dim(); ++i) view.stride[i - left_out] = tensor.stride(i);
+  return view;
+}
+
 bool is_index_dtype(ScalarType dtype) { return dtype == ScalarType::Int || dtype == ScalarType::Long; }
 
 IndexView index_view(const Tensor& tensor) {
-  return {tensor.data_ptr(), tensor.stride(0), tensor.scalar_type() == ScalarType::Long};
+  return {data_of(tensor), tensor.stride(0), tensor.scalar_type() == ScalarType::Long};
 }
 
 }  // namespace
@@ -149,9 +158,18 @@ View Checker::view(const char* name, const Tensor& tensor, std::initializer_list
   if (!has_sizes(tensor, sizes)) {
     require(false, name, std::string(dims) + " = [" + sizes_text(sizes) + "]", tensor);
   }
-  View view{data_of(tensor), to_dtype(tensor.scalar_type()), {0, 0, 0, 0}};
-  for (int64_t i = 0; i < tensor.dim(); ++i) view.stride[i] = tensor.stride(i);
-  return view;
+  return view_of(tensor);
+}
+
+void Checker::require_no_overlap(const char* name, const Tensor& tensor) const {
+  require(!elements_overlap(tensor), name, "free of elements that share memory (it is written)", tensor);
+}
+
+View Checker::pool(const char* name, const Tensor& tensor, bool is_written) const {
+  require_same_device(name, tensor);
+  require(is_io_dtype(tensor.scalar_type()), name, "float32, bfloat16 or float16", tensor);
+  if (is_written) require_no_overlap(name, tensor);
+  return view_of(tensor);
 }
 
 View Checker::view(const char* name, const OptionalTensor& tensor, std::initializer_list<int64_t> sizes,
@@ -162,7 +180,7 @@ View Checker::view(const char* name, const OptionalTensor& tensor, std::initiali
 View Checker::written(const char* name, const Tensor& tensor, std::initializer_list<int64_t> sizes,
                       const char* dims) const {
   const View result = view(name, tensor, sizes, dims);
-  require(!elements_overlap(tensor), name, "free of elements that share memory (it is written)", tensor);
+  require_no_overlap(name, tensor);
   return result;
 }
 
@@ -173,6 +191,18 @@ IndexView Checker::index(const char* name, const OptionalTensor& tensor, int64_t
   require(tensor->dim() == 1 && tensor->size(0) == length, name,
           "[N] = [" + std::to_string(length) + "], one entry a sequence", *tensor);
   return index_view(*tensor);
+}
+
+TableView Checker::table(const char* name, const Tensor& tensor, int64_t rows, int64_t columns) const {
+  require_same_device(name, tensor);
+  require(is_index_dtype(tensor.scalar_type()), name, "int32 or int64", tensor);
+  const bool fits = tensor.dim() == 2 && (rows < 0 || tensor.size(0) == rows) && (columns < 0 || tensor.size(1) == columns);
+  if (!fits) {
+    const std::string row_text = rows < 0 ? "any" : std::to_string(rows);
+    const std::string column_text = columns < 0 ? "any" : std::to_string(columns);
+    require(false, name, "of shape [" + row_text + ", " + column_text + "]", tensor);
+  }
+  return {{data_of(tensor), tensor.stride(1), tensor.scalar_type() == ScalarType::Long}, tensor.stride(0)};
 }
 
 IndexView Checker::offsets(const OptionalTensor& cu_seqlens, int64_t total) const {

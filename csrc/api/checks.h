@@ -28,14 +28,18 @@ class Checker {
   // Raises "op: message" unless ok: for what no single tensor shows.
   void require(bool ok, std::string_view message) const;
 
-  // A float tensor of these sizes, read. `dims` names them for the message: "[B, T, Hk, K]". Missing optional: not given.
+  // A float tensor of these sizes, read. `dims` names them for the message: "[B, T, Hk, K]". Missing optional: not given. Of five dims the view has the last four.
   View view(const char* name, const Tensor& tensor, std::initializer_list<int64_t> sizes, const char* dims) const;
   View view(const char* name, const OptionalTensor& tensor, std::initializer_list<int64_t> sizes, const char* dims) const;
   // The same, written: no two of its elements may share memory.
   View written(const char* name, const Tensor& tensor, std::initializer_list<int64_t> sizes, const char* dims) const;
+  // A float tensor of any sizes.
+  View pool(const char* name, const Tensor& tensor, bool is_written) const;
 
   // int32 or int64 [length], any stride.
   IndexView index(const char* name, const OptionalTensor& tensor, int64_t length) const;
+  // int32 or int64 [rows, columns], any strides; a size below 0 may be any.
+  TableView table(const char* name, const Tensor& tensor, int64_t rows, int64_t columns = -1) const;
   // cu_seqlens: int32 or int64 [N + 1]. On the CPU its values are checked too: ascending, within [0, total].
   IndexView offsets(const OptionalTensor& cu_seqlens, int64_t total) const;
   // bool [length], any stride.
@@ -53,6 +57,8 @@ class Checker {
   int32_t device_index() const { return device_index_; }
 
  private:
+  void require_no_overlap(const char* name, const Tensor& tensor) const;
+
   const char* op_;
   const char* anchor_name_;
   bool on_cuda_;

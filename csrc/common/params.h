@@ -32,6 +32,17 @@ struct RuleParams {
   bool gate_is_linear;           // g holds alpha itself, not its logarithm
   RuleMode mode;                 // which kernel; the CPU has one for all
   RowRange rows;
+  View checkpoints;              // [total_checkpoints, Hv, K, V], written; not given: none
+  int64_t total_checkpoints;
+  int64_t checkpoint_every;      // tokens between two of a sequence, a multiple of 64
+  IndexView checkpoint_starts;   // [N] row of a sequence's first; not given: n * (T / checkpoint_every)
+
+  // Row for the state after `tokens` tokens of sequence n, a multiple of checkpoint_every; -1: outside, not written.
+  GDN_INLINE int64_t checkpoint_row(int64_t n, int64_t tokens) const {
+    const int64_t start = checkpoint_starts.given() ? checkpoint_starts.at(n) : n * (dims.T / checkpoint_every);
+    return start < 0 || start >= total_checkpoints ? -1
+                                                   : slot_or_padding(start + tokens / checkpoint_every - 1, total_checkpoints);
+  }
 };
 
 // Rows of a call: the sequences, and, in ragged input, the tokens outside all of them as row N.
@@ -42,6 +53,59 @@ GDN_INLINE bool takes_row(const RuleParams& params, int64_t n) {
   const int64_t length = n < params.dims.N ? sequence_span(params.cu_seqlens, n, params.dims.T).length : 0;
   return length >= params.rows.min_length && length <= params.rows.max_length;
 }
+
+// Tokens that may be taken back. Where the state after them goes is one of three: records in a ring, a slot for each token, a
+// state for each token in a buffer.
+struct VerifyParams {
+  RuleParams rule;               // initial_state: the pool. state: the same where rows commit or a table names slots
+  View ring;                     // [ring_rows, Hk, ring_length, stride], records as ring.h has them; not given: none
+  int64_t ring_rows, ring_length;
+  IndexView ring_slots;          // [N] row of the ring; not given: row n
+  TableView state_table;         // [N, table_length] slot that takes the state after each token; not given: none
+  int64_t table_length;
+  IndexView num_accepted;        // [N] start from slot state_table[n, num_accepted[n] - 1]; not given: rule.slots
+  View states_out;               // [N, states_length, Hv, K, V], one View with N and token in the first dim; not given: none
+  int64_t states_length;
+  int64_t states_row_stride;     // elements between two sequences of it
+
+  // A sequence of this many tokens writes its state to the pool itself and records nothing.
+  GDN_INLINE bool commits(int64_t length) const { return ring.given() && length > ring_length; }
+  // Slot that sequence n starts from, or -1: padding.
+  GDN_INLINE int64_t start_slot(int64_t n) const {
+    if (!num_accepted.given()) return slot_of_row(rule.slots, n, rule.pool_in);
+    const int64_t accepted = num_accepted.at(n);
+    if (accepted < 1 || accepted > table_length) return -1;
+    return slot_or_padding(state_table.at(n, accepted - 1), rule.pool_in);
+  }
+  // Slot that takes the state after token t of sequence n, or -1.
+  GDN_INLINE int64_t token_slot(int64_t n, int64_t t) const {
+    return t < table_length ? slot_or_padding(state_table.at(n, t), rule.pool_out) : -1;
+  }
+  // Row of the ring that takes the records of sequence n, or -1.
+  GDN_INLINE int64_t ring_row(int64_t n) const { return slot_of_row(ring_slots, n, ring_rows); }
+};
+
+struct FoldParams {
+  int64_t layers, batch;
+  int64_t Hk, Hv, K, V;
+  View state;                    // [pool, Hv, K, V]
+  View ring;                     // [ring_rows, Hk, ring_length, stride]
+  int64_t pool, ring_rows, ring_length;
+  TableView slots, ring_slots;   // [layers, batch]
+  IndexView num_accepted;        // [batch] leading records to fold; outside [1, ring_length]: the row is skipped
+
+  // What layer and row say: slot < 0: skip.
+  struct Row {
+    int64_t slot, ring_row;
+    int count;
+  };
+  GDN_INLINE Row row(int64_t layer, int64_t n) const {
+    const int64_t count = num_accepted.at(n), ring_slot = ring_slots.at(layer, n), slot = slots.at(layer, n);   // at once
+    const int64_t ring_row = slot_or_padding(ring_slot, ring_rows);
+    if (count < 1 || count > ring_length || ring_row < 0) return {-1, -1, 0};
+    return {slot_or_padding(slot, pool), ring_row, static_cast<int>(count)};
+  }
+};
 
 struct ConvParams {
   int64_t B, C, T;               // as x lies: ragged x has B = 1
@@ -60,6 +124,37 @@ struct ConvParams {
   FlagView has_initial_state;    // [N]
   bool use_silu;
   bool write_state;
+};
+
+struct ConvWriteParams {
+  int64_t B, C, T;               // as x lies: ragged x has B = 1
+  int64_t N;                     // sequences
+  int64_t window;                // columns of conv_state, 1..4, oldest first
+  View x;                        // strides in the order [B, C, T]
+  View conv_state;               // [pool, C, window]
+  int64_t pool;
+  IndexView slots;               // [N]
+  IndexView cu_seqlens;          // [N + 1]; not given: dense
+  IndexView num_accepted;        // [N] leading tokens that the window moves over; outside [1, length]: the row is skipped
+  FlagView has_initial_state;    // [N]
+
+  // The slot of sequence n, or -1: padding or skipped.
+  GDN_INLINE int64_t slot_of(int64_t n, int64_t length) const {
+    const int64_t accepted = num_accepted.at(n);
+    return accepted < 1 || accepted > length ? -1 : slot_of_row(slots, n, pool);
+  }
+};
+
+// copy_slots, zero_slots and cast_state: item i takes slot from_slots[i] of `from` to slot to_slots[i] of `to`, element by
+// element in the logical order. zero_slots has no `from`.
+struct PoolParams {
+  int64_t items;
+  int64_t sizes[3];              // of a slot; missing dims are 1
+  View from, to;                 // [slots, sizes...]
+  int64_t from_pool, to_pool;
+  IndexView from_slots, to_slots;   // [items]; not given: item i is slot i; outside the pool: the item is skipped
+
+  GDN_INLINE int64_t slot_elements() const { return sizes[0] * sizes[1] * sizes[2]; }
 };
 
 struct GatesParams {

@@ -21,11 +21,26 @@ struct IndexView {
   }
 };
 
-// Pool slot of row n, or -1 for padding: any value outside [0, pool_size). Without slots row n uses slot n.
+// A slot as it came, or -1 for padding: any value outside [0, pool_size).
+GDN_INLINE int64_t slot_or_padding(int64_t slot, int64_t pool_size) { return slot >= 0 && slot < pool_size ? slot : -1; }
+
+// Pool slot of row n, or -1 for padding. Without slots row n uses slot n.
 GDN_INLINE int64_t slot_of_row(const IndexView& slots, int64_t n, int64_t pool_size) {
-  const int64_t slot = slots.given() ? slots.at(n) : n;
-  return slot >= 0 && slot < pool_size ? slot : -1;
+  return slot_or_padding(slots.given() ? slots.at(n) : n, pool_size);
 }
+
+// 2-D index tensor, any strides: entry (i, j).
+struct TableView {
+  IndexView index;
+  int64_t row_stride;
+
+  GDN_INLINE bool given() const { return index.given(); }
+  GDN_INLINE int64_t at(int64_t i, int64_t j) const {
+    const int64_t element = i * row_stride + j * index.stride;
+    return index.is_int64 ? static_cast<const int64_t*>(index.data)[element]
+                          : static_cast<int64_t>(static_cast<const int32_t*>(index.data)[element]);
+  }
+};
 
 // bool [N], any stride. Not given: all true.
 struct FlagView {

@@ -13,11 +13,7 @@ void gated_delta_rule(const RuleParams& params, ParallelFor parallel_for) {
   const int64_t tokens = d.N > 0 ? ceil_div(d.B * d.T, d.N) : 0;   // of a sequence, on average
   const int64_t unit_elements = d.K * kTileColumns * (tokens > 0 ? tokens : 1);
   run_units(params, kernels().gated_delta_rule, units, ceil_div(kGrainElements, unit_elements), parallel_for);
-  for_uncovered_tokens(params.cu_seqlens, d.N, d.T, [&](int64_t t) {
-    for (int64_t h = 0; h < d.Hv; ++h) {
-      for (int64_t c = 0; c < d.V; ++c) params.out.store(params.out.offset(0, t, h, c), 0.0f);
-    }
-  });
+  zero_uncovered_tokens(params);
 }
 
 }  // namespace gdn::cpu

@@ -15,6 +15,9 @@ constexpr int kChannelBlock = 256;
 struct Kernels {
   const char* isa;
   void (*gated_delta_rule)(const RuleParams& params, int64_t begin, int64_t end);
+  void (*gated_delta_verify)(const VerifyParams& params, int64_t begin, int64_t end);
+  void (*fold_ring)(const FoldParams& params, int64_t begin, int64_t end);
+  void (*conv_state_write)(const ConvWriteParams& params, int64_t begin, int64_t end);
   void (*causal_conv1d)(const ConvParams& params, int64_t begin, int64_t end);
   void (*gated_delta_gates)(const GatesParams& params, int64_t begin, int64_t end);
   void (*rms_norm_gated)(const NormParams& params, int64_t begin, int64_t end);

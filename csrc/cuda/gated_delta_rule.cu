@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // gated_delta_rule on a GPU: which kernel computes which rows.
-//     recurrent   the recurrence, all of them
+//     recurrent   exact, all of them: the decode kernel where the rows are short on average, else the recurrence; the
+//                 two agree bit for bit
 //     chunk       the chunk kernel, all of them
 //     auto        each row by its own length, so that its bits do not depend on its batch: kFewestChunkTokens and more by
-//                 the chunk kernel, shorter ones by the recurrence
-// A call that no chunk kernel takes (dtype, head dims, strides, device) is the recurrence's in every mode.
+//                 the chunk kernel, shorter ones exactly
+// A call that no chunk kernel takes (dtype, head dims, strides, device, checkpoints) is exact in every mode.
 #include "launch.cuh"
 #include "ops.h"
 #include "rule_kernels.h"
@@ -15,20 +16,25 @@ namespace {
 // The crossover of auto; the docstring of gated_delta_rule names it too, and a test holds the two together.
 constexpr int64_t kFewestChunkTokens = 64;
 
+const char* launch_exact(const RuleParams& params, void* stream) {
+  return decode_supports(params) ? decode_gated_delta_rule(params, stream) : recurrent_gated_delta_rule(params, stream);
+}
+
 // Lengths on the device: both kernels, each leaves the other's rows alone.
 const char* launch_both(RuleParams params, void* stream) {
   params.rows = {kFewestChunkTokens, INT64_MAX};
   if (const char* error = chunk_sm90_gated_delta_rule(params, stream)) return error;
   params.rows = {0, kFewestChunkTokens - 1};
-  return recurrent_gated_delta_rule(params, stream);
+  return launch_exact(params, stream);
 }
 
 }  // namespace
 
 const char* gated_delta_rule(const RuleParams& params, void* stream) {
   const bool has_long_rows = params.mode == RuleMode::kChunk || params.dims.T >= kFewestChunkTokens;
-  if (params.mode == RuleMode::kRecurrent || !has_long_rows || !is_hopper() || !chunk_sm90_supports(params)) {
-    return recurrent_gated_delta_rule(params, stream);
+  if (params.mode == RuleMode::kRecurrent || !has_long_rows || !is_hopper() || !chunk_sm90_supports(params) ||
+      params.checkpoints.given()) {
+    return launch_exact(params, stream);
   }
   if (params.mode == RuleMode::kAuto && params.cu_seqlens.given()) return launch_both(params, stream);
   return chunk_sm90_gated_delta_rule(params, stream);

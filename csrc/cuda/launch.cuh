@@ -49,12 +49,20 @@ inline bool is_hopper() {
          device_attribute<cudaDevAttrComputeCapabilityMinor>(0) == 0;
 }
 
-// Launches kernel(args...) on min(num_blocks, kMaxBlocks) blocks; nothing when there are none. The kernel walks on:
-//     for (int64_t block = blockIdx.x; block < num_blocks; block += gridDim.x)
-// With cluster_blocks > 1 (sm_90 on), that many neighbouring blocks are a cluster; num_blocks is a multiple.
+// Whether a kernel may be launched while the one before it drains, also inside a captured graph: Hopper, driver 12.4.
+inline bool overlaps_launches() {
+  static const bool has_driver = [] {
+    int version = 0;
+    return cudaDriverGetVersion(&version) == cudaSuccess && version >= 12040;
+  }();
+  return has_driver && device_attribute<cudaDevAttrComputeCapabilityMajor>(0) >= 9;
+}
+
+enum class Starts { kInOrder, kEarly };
+
 template <class... Params, class... Args>
-const char* launch_clusters(void (*kernel)(Params...), int cluster_blocks, int64_t num_blocks, int threads,
-                            size_t shared_bytes, void* stream, Args&&... args) {
+const char* launch_as(Starts starts, void (*kernel)(Params...), int cluster_blocks, int64_t num_blocks, int threads,
+                      size_t shared_bytes, void* stream, Args&&... args) {
   if (num_blocks <= 0) return nullptr;
   if (shared_bytes > kSharedWithoutOptIn) {
     const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -66,18 +74,43 @@ const char* launch_clusters(void (*kernel)(Params...), int cluster_blocks, int64
   config.blockDim = dim3(static_cast<unsigned>(threads));
   config.dynamicSmemBytes = shared_bytes;
   config.stream = static_cast<cudaStream_t>(stream);
-  cudaLaunchAttribute attribute = {};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim = {static_cast<unsigned>(cluster_blocks), 1, 1};
-  config.attrs = &attribute;
-  config.numAttrs = cluster_blocks > 1 ? 1 : 0;
+  cudaLaunchAttribute attributes[2] = {};
+  config.attrs = attributes;
+  if (cluster_blocks > 1) {
+    cudaLaunchAttribute& cluster = attributes[config.numAttrs++];
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim = {static_cast<unsigned>(cluster_blocks), 1, 1};
+  }
+  if (starts == Starts::kEarly && overlaps_launches()) {
+    cudaLaunchAttribute& early = attributes[config.numAttrs++];
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+  }
   return error_text(cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...));
 }
 
+// Launches kernel(args...) on min(num_blocks, kMaxBlocks) blocks; nothing when there are none. The kernel walks on:
+//     for (int64_t block = blockIdx.x; block < num_blocks; block += gridDim.x)
 template <class... Params, class... Args>
 const char* launch(void (*kernel)(Params...), int64_t num_blocks, int threads, size_t shared_bytes, void* stream,
                    Args&&... args) {
-  return launch_clusters(kernel, 1, num_blocks, threads, shared_bytes, stream, std::forward<Args>(args)...);
+  return launch_as(Starts::kInOrder, kernel, 1, num_blocks, threads, shared_bytes, stream, std::forward<Args>(args)...);
+}
+
+// The same in clusters (sm_90 on): cluster_blocks neighbouring blocks each; num_blocks is a multiple.
+template <class... Params, class... Args>
+const char* launch_clusters(void (*kernel)(Params...), int cluster_blocks, int64_t num_blocks, int threads,
+                            size_t shared_bytes, void* stream, Args&&... args) {
+  return launch_as(Starts::kInOrder, kernel, cluster_blocks, num_blocks, threads, shared_bytes, stream,
+                   std::forward<Args>(args)...);
+}
+
+// The same, but the grid may start while the kernel before it drains: every thread of it calls griddepcontrol_wait()
+// before it touches memory.
+template <class... Params, class... Args>
+const char* launch_early(void (*kernel)(Params...), int64_t num_blocks, int threads, size_t shared_bytes, void* stream,
+                         Args&&... args) {
+  return launch_as(Starts::kEarly, kernel, 1, num_blocks, threads, shared_bytes, stream, std::forward<Args>(args)...);
 }
 
 }  // namespace gdn::cuda

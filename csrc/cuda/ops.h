@@ -8,6 +8,10 @@
 namespace gdn::cuda {
 
 const char* gated_delta_rule(const RuleParams& params, void* stream);
+const char* gated_delta_verify(const VerifyParams& params, void* stream);
+const char* fold_ring(const FoldParams& params, void* stream);
+const char* move_slots(const PoolParams& params, void* stream);
+const char* conv_state_write(const ConvWriteParams& params, void* stream);
 const char* causal_conv1d(const ConvParams& params, void* stream);
 const char* causal_conv1d_update(const ConvParams& params, void* stream);
 const char* gated_delta_gates(const GatesParams& params, void* stream);

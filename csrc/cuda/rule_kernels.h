@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels of gated_delta_rule, a launcher each. A launch computes the rows that params.rows names, writes their o and
-// states, and leaves all else as it is. Returns nullptr, or what went wrong.
+// The kernels of gated_delta_rule and gated_delta_verify, a launcher each. A launch computes the rows that params.rows names,
+// writes their o and states, and leaves all else as it is. Returns nullptr, or what went wrong.
 #pragma once
 
 #include "../common/params.h"
@@ -9,6 +9,16 @@ namespace gdn::cuda {
 
 // The exact recurrence, token by token: any call, any arch.
 const char* recurrent_gated_delta_rule(const RuleParams& params, void* stream);
+
+// The same for few tokens a sequence, at the speed of reading and writing the state: any arch.
+const char* decode_gated_delta_rule(const RuleParams& params, void* stream);
+// Whether that kernel takes these lengths, head dims and strides.
+bool decode_supports(const RuleParams& params);
+
+// The same kernel with records instead of the state, for rows within the ring; longer ones write their state, slowly.
+const char* decode_gated_delta_verify(const VerifyParams& params, void* stream);
+// Whether the call keeps a ring, and the kernel takes its head dims and strides.
+bool decode_supports_ring(const VerifyParams& params);
 
 // Chunks of 64 tokens on the tensor cores of compute capability 9.0, and only there.
 const char* chunk_sm90_gated_delta_rule(const RuleParams& params, void* stream);

@@ -13,8 +13,10 @@
 #define __device__
 #define __host__
 #define __forceinline__ inline
+#define __noinline__
 #define __launch_bounds__(...)
 #define __grid_constant__
+#define __shared__ static   // one block runs at a time
 
 #define threadIdx (emulated::Dim{emulated::machine().current->id})
 #define blockIdx (emulated::Dim{static_cast<unsigned>(emulated::machine().first_block) + emulated::machine().current->block})
@@ -108,7 +110,7 @@ template <class... Params, class... Args>
 const char* launch_clusters(void (*kernel)(Params...), int cluster_blocks, int64_t num_blocks, int threads,
                             size_t shared_bytes, void*, Args&&... args) {
   emulated::Machine& m = emulated::machine();
-  // The kernels without shared memory walk on past their grid: a small one puts that to use.
+  // Most kernels without dynamic shared memory walk on past their grid: a small one puts that to use.
   const int64_t blocks = std::max<int64_t>(0, shared_bytes > 0 ? num_blocks : std::min<int64_t>(num_blocks, 64));
   m.body = [&] { kernel(args...); };
   m.block_dim.x = static_cast<unsigned>(threads);
@@ -129,6 +131,12 @@ template <class... Params, class... Args>
 const char* launch(void (*kernel)(Params...), int64_t num_blocks, int threads, size_t shared_bytes, void* stream,
                    Args&&... args) {
   return launch_clusters(kernel, 1, num_blocks, threads, shared_bytes, stream, args...);
+}
+
+template <class... Params, class... Args>
+const char* launch_early(void (*kernel)(Params...), int64_t num_blocks, int threads, size_t shared_bytes, void* stream,
+                         Args&&... args) {
+  return launch(kernel, num_blocks, threads, shared_bytes, stream, std::forward<Args>(args)...);
 }
 
 }  // namespace gdn::cuda

@@ -9,10 +9,12 @@ stand the causal convolution, the gates and the gated norm of a layer, and `laye
 """
 
 from . import layers
-from .conv import causal_conv1d, causal_conv1d_update
+from .conv import causal_conv1d, causal_conv1d_update, conv_state_write
 from .gates import gated_delta_gates
 from .norm import rms_norm_gated
+from .pool import cast_state, copy_slots, zero_slots
 from .rule import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule, gated_delta_rule, new_state
+from .speculative import fold_ring, gated_delta_verify, new_ring, ring_record_elements
 
 __all__ = [
     "gated_delta_rule",
@@ -21,7 +23,15 @@ __all__ = [
     "fused_recurrent_gated_delta_rule",
     "causal_conv1d",
     "causal_conv1d_update",
+    "conv_state_write",
     "gated_delta_gates",
     "rms_norm_gated",
+    "gated_delta_verify",
+    "fold_ring",
+    "new_ring",
+    "ring_record_elements",
+    "copy_slots",
+    "zero_slots",
+    "cast_state",
     "layers",
 ]

@@ -106,6 +106,18 @@ def number(op, name, value):
     return float(value)
 
 
+def rule_scale(op, scale, q):
+    """The factor on the rule's output: K ** -0.5 unless it is given."""
+    if scale is None:
+        return q.shape[-1] ** -0.5 if q.dim() > 0 and q.shape[-1] > 0 else 1.0  # the op refuses such a q itself
+    return number(op, "scale", scale)
+
+
+def default_device():
+    """Where a new state or ring lies: the current CUDA device where this build and this machine have one."""
+    return "cuda" if HAS_CUDA and torch.cuda.is_available() else "cpu"
+
+
 def check_choice(op, name, value, choices):
     """Raises unless `value` is one of `choices`."""
     if value not in choices:

@@ -3,11 +3,11 @@
 
 import torch
 
-from . import reference
+from . import _values, reference
 from ._dispatch import check_inputs, count_writes, has_kernel, register_fakes, use_silu
 from ._ops import ops
 
-register_fakes("causal_conv1d", "causal_conv1d_update")
+register_fakes("causal_conv1d", "causal_conv1d_update", "conv_state_write")
 
 
 def causal_conv1d(
@@ -42,8 +42,9 @@ def causal_conv1d(
             every sequence get zero.
         seq_idx: int32 [B, T], document of each token: taps of another document count as zero; tokens with a
             negative index are padding and get zero. Goes with neither conv_state nor cu_seqlens.
-        has_initial_state: bool [N], False: start from zeros without reading the window. None: all True.
-        write_state: False leaves conv_state as it was.
+        has_initial_state: bool [N], False: start from zeros without reading the window. None: all True. Needs
+            conv_state.
+        write_state: False leaves conv_state as it was, for tokens that may be taken back: see conv_state_write.
         out: tensor of x's shape, of any of those dtypes, to write to, apart from every other argument's memory; None: a
             new one with x's dtype and layout.
 
@@ -78,6 +79,8 @@ def causal_conv1d(
             "out": out,
         },
     )
+    if _values.ENABLED:
+        _values.check_windows("causal_conv1d", x, conv_state if write_state else None, slots, cu_seqlens)
     if not has_kernel("causal_conv1d", x):
         return reference.causal_conv1d(
             x,
@@ -146,6 +149,8 @@ def causal_conv1d_update(x, conv_state, weight, bias=None, activation=None, *, s
         {"x": x, "conv_state": conv_state, "weight": weight},
         {"bias": bias, "slots": slots, "out": out},
     )
+    if _values.ENABLED:
+        _values.check_windows("causal_conv1d_update", x, conv_state, slots, None)
     if not has_kernel("causal_conv1d_update", x):
         return reference.causal_conv1d_update(x, conv_state, weight, bias, activation, slots=slots, out=out)
     if out is None:
@@ -153,3 +158,53 @@ def causal_conv1d_update(x, conv_state, weight, bias=None, activation=None, *, s
     ops.causal_conv1d_update(x, conv_state, weight, bias, out, silu, slots)
     count_writes(conv_state, out)
     return out
+
+
+def conv_state_write(x, conv_state, *, num_accepted, slots=None, cu_seqlens=None, has_initial_state=None):
+    """Moves the windows over the accepted tokens, after a causal_conv1d with write_state=False over all of them.
+
+        window <- last columns of (window, x[0 .. num_accepted])
+
+    Args:
+        x: [B, C, T] with any strides, or [total, C] together with cu_seqlens: the input of that causal_conv1d. float32,
+            bfloat16 or float16.
+        conv_state: [pool, C, W - 1] or [pool, C, W] any of those dtypes and any strides, oldest first. Updated in
+            place.
+        num_accepted: int32 or int64 [N], leading tokens of each sequence to keep. At most 0 or more than the sequence
+            has: its window stays as it is.
+        slots: int32 or int64 [N], pool slot of each sequence; outside [0, pool) is padding. None: sequence n uses slot
+            n, and pool must be N. Live slots of a call are distinct.
+        cu_seqlens: int32 or int64 [N + 1], first token of each sequence and the end; N is B without it.
+        has_initial_state: bool [N], False: the old window counts as zeros and is not read. None: all True.
+
+    Updated in place:
+        conv_state: what causal_conv1d over the accepted tokens alone would have left. Fewer of them than the window has
+        columns keep the newest part of the old one.
+
+    Returns:
+        conv_state.
+
+    Raises:
+        ValueError: x is 2-D and cu_seqlens is not given.
+        RuntimeError: a shape, dtype, device or stride is not the one above, or an input requires grad under grad mode.
+        TypeError: a tensor argument is no tensor.
+
+    Source: the deferred window write of Modular MAX's gated_delta.
+    """
+    required = {"x": x, "conv_state": conv_state, "num_accepted": num_accepted}
+    optional = {"slots": slots, "cu_seqlens": cu_seqlens, "has_initial_state": has_initial_state}
+    check_inputs("conv_state_write", required, optional)
+    if _values.ENABLED:
+        _values.check_windows("conv_state_write", x, conv_state, slots, cu_seqlens)
+    if not has_kernel("conv_state_write", x):
+        return reference.conv_state_write(x, conv_state, num_accepted=num_accepted, **optional)
+    op_x = x
+    if x.dim() == 2:
+        if cu_seqlens is None:
+            raise ValueError(
+                f"conv_state_write: x must be [B, C, T], or [total, C] with cu_seqlens, got {list(x.shape)}"
+            )
+        op_x = x.t().unsqueeze(0)
+    ops.conv_state_write(op_x, conv_state, num_accepted, slots, cu_seqlens, has_initial_state)
+    count_writes(conv_state)
+    return conv_state

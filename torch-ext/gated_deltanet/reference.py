@@ -9,6 +9,8 @@ chunk_gated_delta_rule and fused_recurrent_gated_delta_rule return a connected f
 loops over tokens, and index tensors (slots, cu_seqlens, has_initial_state) are read on the host.
 """
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 
@@ -33,6 +35,9 @@ def gated_delta_rule(
     precision="fp16",
     scan="auto",
     gate_domain="log",
+    checkpoint_every=None,
+    checkpoints=None,
+    checkpoint_starts=None,
     out=None,
 ):
     _require(mode in ("auto", "recurrent", "chunk"), f"mode must be auto, recurrent or chunk, got {mode!r}")
@@ -44,6 +49,9 @@ def gated_delta_rule(
     targets = rows if out_slots is None else _slots("out_slots", out_slots, len(spans), state.shape[0])
     initial = _gather(state, rows, has_initial_state, _wide(q, k, v, state))
     o, final = _rule(q, k, v, g, beta, initial, spans, rows, scale, use_qk_l2norm, gate_domain == "linear")
+    if checkpoints is not None:
+        tokens = _prepare(q, k, v, g, beta, initial.dtype, scale, use_qk_l2norm, gate_domain == "linear")
+        _keep_checkpoints(tokens, initial, spans, rows, checkpoints, checkpoint_every, checkpoint_starts, q.shape[1])
     with torch.no_grad():
         for row, target, last in zip(rows, targets, final):
             if row is not None and target is not None:
@@ -86,6 +94,108 @@ def chunk_gated_delta_rule(
 fused_recurrent_gated_delta_rule = chunk_gated_delta_rule
 
 
+def gated_delta_verify(
+    q,
+    k,
+    v,
+    g,
+    beta,
+    state,
+    ring=None,
+    *,
+    slots=None,
+    ring_slots=None,
+    cu_seqlens=None,
+    state_table=None,
+    num_accepted=None,
+    states_out=None,
+    scale=None,
+    use_qk_l2norm=False,
+    gate_domain="log",
+    out=None,
+):
+    _require(gate_domain in ("log", "linear"), f"gate_domain must be log or linear, got {gate_domain!r}")
+    contracts = sum(x is not None for x in (ring, state_table, states_out))
+    _require(contracts == 1, "takes one of ring, state_table and states_out")
+    _require(slots is None or num_accepted is None, "slots and num_accepted both say where a sequence starts")
+    spans, pool = _spans(cu_seqlens, *q.shape[:2]), state.shape[0]
+    if num_accepted is not None:
+        counts = num_accepted.tolist()
+        starts = [row[count - 1] if 1 <= count <= len(row) else -1 for row, count in zip(state_table.tolist(), counts)]
+        rows = [slot if 0 <= slot < pool else None for slot in starts]
+    else:
+        rows = _slots("slots", slots, len(spans), pool, needs_all=slots is None)
+    ring_rows = (
+        None if ring is None else _slots("ring_slots", ring_slots, len(spans), ring.shape[0], ring_slots is None)
+    )
+    initial = _gather(state, rows, None, _wide(q, k, v, state))
+    linear = gate_domain == "linear"
+    o, final = _rule(q, k, v, g, beta, initial, spans, rows, scale, use_qk_l2norm, linear)
+    tokens = _prepare(q, k, v, g, beta, initial.dtype, scale, use_qk_l2norm, linear)
+    with torch.no_grad():
+        for n, ((row, first, end), slot) in enumerate(zip(spans, rows)):
+            if slot is None:
+                continue
+            if ring is not None and end - first > ring.shape[2]:
+                state[slot].copy_(final[n])
+                continue
+            steps = enumerate(_steps(tokens, row, first, end, initial[n]))
+            if ring is not None and ring_rows[n] is not None:
+                for t, (_, factor, _) in steps:
+                    _record(ring[ring_rows[n], :, t], k[row, first + t], factor, tokens.decay[row, first + t])
+            elif states_out is not None:
+                for t, (_, _, S) in zip(range(states_out.shape[1]), (step for _, step in steps)):
+                    states_out[n, t].copy_(S)
+            elif state_table is not None:
+                for target, (_, (_, _, S)) in zip(state_table[n].tolist(), steps):
+                    if 0 <= target < pool:
+                        state[target].copy_(S)
+    return _result(o.to(q.dtype), out)
+
+
+def fold_ring(state, ring, *, slots, ring_slots, num_accepted):
+    Hv, K, V = state.shape[1:]
+    group = Hv // ring.shape[1]
+    tables = (slots.reshape(-1, slots.shape[-1]).tolist(), ring_slots.reshape(-1, ring_slots.shape[-1]).tolist())
+    wide = _wide(state, ring)
+    with torch.no_grad():
+        for layer_slots, layer_rows in zip(*tables):
+            for slot, row, count in zip(layer_slots, layer_rows, num_accepted.tolist()):
+                inside = 0 <= slot < state.shape[0] and 0 <= row < ring.shape[0] and 1 <= count <= ring.shape[2]
+                S = state[slot].to(wide) if inside else None
+                for record in ring[row].transpose(0, 1)[:count].to(wide) if inside else ():
+                    key = record[:, :K].repeat_interleave(group, 0)
+                    factor = record[:, K : K + group * V].reshape(Hv, V)
+                    alpha = record[:, K + group * V : K + group * (V + 1)].reshape(Hv)
+                    S = alpha[:, None, None] * S + key[:, :, None] * factor[:, None, :]
+                if inside:
+                    state[slot].copy_(S)
+    return state
+
+
+def copy_slots(pool, src, dst):
+    with torch.no_grad():
+        before = pool.clone()
+        for source, target in zip(src.tolist(), dst.tolist()):
+            if 0 <= source < len(pool) and 0 <= target < len(pool):
+                pool[target].copy_(before[source])
+    return pool
+
+
+def zero_slots(pool, slots):
+    with torch.no_grad():
+        for slot in slots.tolist():
+            if 0 <= slot < len(pool):
+                pool[slot].zero_()
+    return pool
+
+
+def cast_state(src, dst):
+    _require(src.shape == dst.shape, f"dst must be of src's shape {list(src.shape)}, got {list(dst.shape)}")
+    with torch.no_grad():
+        return dst.copy_(src)
+
+
 def causal_conv1d(
     x,
     weight,
@@ -104,6 +214,8 @@ def causal_conv1d(
     fits = seq_idx is None or (conv_state is None and cu_seqlens is None)
     _require(fits, "seq_idx goes with neither conv_state nor cu_seqlens")
     _require(slots is None or conv_state is not None, "slots needs conv_state, which is not given")
+    has_window = has_initial_state is None or conv_state is not None
+    _require(has_window, "has_initial_state needs conv_state, which is not given")
     _require(x.dim() == 3 or cu_seqlens is not None, "x [total, C] needs cu_seqlens")
     tokens = x.t().unsqueeze(0) if x.dim() == 2 else x
     channels, width = weight.shape
@@ -134,6 +246,20 @@ def causal_conv1d_update(x, conv_state, weight, bias=None, activation=None, *, s
     return causal_conv1d(x, weight, bias, activation, conv_state=conv_state, slots=slots, out=out)
 
 
+def conv_state_write(x, conv_state, *, num_accepted, slots=None, cu_seqlens=None, has_initial_state=None):
+    _require(x.dim() == 3 or cu_seqlens is not None, "x [total, C] needs cu_seqlens")
+    tokens = x.t().unsqueeze(0) if x.dim() == 2 else x
+    spans = _spans(cu_seqlens, tokens.shape[0], tokens.shape[2])
+    rows = _slots("slots", slots, len(spans), conv_state.shape[0], needs_all=slots is None)
+    windows = _gather(conv_state, rows, has_initial_state, _wide(x, conv_state))
+    with torch.no_grad():
+        for (row, first, end), slot, window, count in zip(spans, rows, windows, num_accepted.tolist()):
+            if slot is not None and 1 <= count <= end - first:
+                accepted = tokens[row, :, first : first + count].to(windows.dtype)
+                conv_state[slot].copy_(torch.cat([window, accepted], -1)[:, count:])
+    return conv_state
+
+
 def gated_delta_gates(a, b, A_log, dt_bias, *, allow_neg_eigval=False):
     wide = _wide(a, b, A_log, dt_bias)
     largest = torch.finfo(wide).max
@@ -160,43 +286,92 @@ def rms_norm_gated(x, z, weight, eps, *, activation="silu", norm_before_gate=Tru
 # --- The rule itself. ---
 
 
-# o [B, T, Hv, V] and the list of final states [Hv, K, V]. rows: None marks padding, whose output is zero.
-def _rule(q, k, v, g, beta, initial, spans, rows, scale, use_qk_l2norm, gate_is_linear):
+class _Tokens(NamedTuple):
+    """What the equations take, widened: q, k [B, T, Hv, K] normed and repeated, v, decay, beta, and k's norm factor."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    decay: torch.Tensor
+    beta: torch.Tensor
+    sk: torch.Tensor
+    scale: float
+
+    def part(self, row, first, end):
+        return _Tokens(*(x[row : row + 1, first:end] for x in self[:-1]), self.scale)
+
+
+def _prepare(q, k, v, g, beta, wide, scale, use_qk_l2norm, gate_is_linear):
     Hk, K = q.shape[2:]
     Hv = v.shape[2]
     _require(Hk > 0 and Hv % Hk == 0, f"v must have a multiple of q's heads, got {Hv} value heads over {Hk} key heads")
-    wide = initial.dtype
     q, k, v = q.to(wide), k.to(wide), v.to(wide)
+    sk = k.new_ones(*k.shape[:3], 1)
     if use_qk_l2norm:
+        sk = torch.rsqrt(k.square().sum(-1, keepdim=True) + 1e-6)
         q, k = _l2norm(q), _l2norm(k)
-    q, k = q.repeat_interleave(Hv // Hk, 2), k.repeat_interleave(Hv // Hk, 2)
+    q, k, sk = (x.repeat_interleave(Hv // Hk, 2) for x in (q, k, sk))
     scale = K**-0.5 if scale is None else scale
     decay = v.new_ones(v.shape[:3]) if g is None else g.to(wide) if gate_is_linear else g.to(wide).exp()
     beta = v.new_ones(v.shape[:3]) if beta is None else beta.to(wide)
+    return _Tokens(q, k, v, decay, beta, sk, scale)
 
+
+# o [B, T, Hv, V] and the list of final states [Hv, K, V]. rows: None marks padding, whose output is zero.
+def _rule(q, k, v, g, beta, initial, spans, rows, scale, use_qk_l2norm, gate_is_linear):
+    tokens = _prepare(q, k, v, g, beta, initial.dtype, scale, use_qk_l2norm, gate_is_linear)
     ragged = len(spans) != q.shape[0] or any(span != (n, 0, q.shape[1]) for n, span in enumerate(spans))
     if not ragged:  # all rows at once; a padding row runs on zeros that nobody reads
         live = torch.tensor([row is not None for row in rows], dtype=torch.bool, device=q.device)
-        o, final = _recurrence(q, k, v, decay, beta, initial, scale)
+        o, final = _recurrence(tokens, initial)
         return torch.where(live[:, None, None, None], o, torch.zeros_like(o)), list(final)
     pieces, finals = [], []
-    for (_, first, end), row, S in zip(spans, rows, initial):
-        o, final = _recurrence(*(x[:1, first:end] for x in (q, k, v, decay, beta)), S[None], scale)
-        pieces.append(o[0] if row is not None else torch.zeros_like(o[0]))
+    for (row, first, end), slot, S in zip(spans, rows, initial):
+        o, final = _recurrence(tokens.part(row, first, end), S[None])
+        pieces.append(o[0] if slot is not None else torch.zeros_like(o[0]))
         finals.append(final[0])
-    return _assemble(pieces, spans, v, token_dim=0, ragged=True), finals
+    return _assemble(pieces, spans, tokens.v, token_dim=0, ragged=True), finals
 
 
-# q, k [n, T, Hv, K], v [n, T, Hv, V], decay, beta [n, T, Hv], S [n, Hv, K, V]: the equations, token after token.
-def _recurrence(q, k, v, decay, beta, S, scale):
+def _recurrence(tokens, S):
     outputs = []
+    for o, _, S in _recurrence_steps(tokens, S):
+        outputs.append(o)
+    return torch.stack(outputs, 1) if outputs else torch.zeros_like(tokens.v), S
+
+
+# S [n, Hv, K, V]: the equations, token after token. Yields o, the factor of the write beside the raw key, and S.
+def _recurrence_steps(tokens, S):
+    q, k, v, decay, beta, sk, scale = tokens
     for t in range(q.shape[1]):
         S = S * decay[:, t, :, None, None]
         predicted = (S * k[:, t, :, :, None]).sum(-2)
         delta = beta[:, t, :, None] * (v[:, t] - predicted)
         S = S + k[:, t, :, :, None] * delta[:, :, None, :]
-        outputs.append(scale * (S * q[:, t, :, :, None]).sum(-2))
-    return torch.stack(outputs, 1) if outputs else torch.zeros_like(v), S
+        yield scale * (S * q[:, t, :, :, None]).sum(-2), delta * sk[:, t], S
+
+
+# The same for one sequence, without the batch dim.
+def _steps(tokens, row, first, end, S):
+    for step in _recurrence_steps(tokens.part(row, first, end), S[None]):
+        yield tuple(x[0] for x in step)
+
+
+# One token's records [Hk, stride]: raw key, factors of the group, decays of the group.
+def _record(records, key, factor, decay):
+    Hk, K = key.shape
+    size = K + factor.numel() // Hk + decay.numel() // Hk
+    records[:, :size] = torch.cat([key.to(factor.dtype), factor.reshape(Hk, -1), decay.reshape(Hk, -1)], -1)
+
+
+def _keep_checkpoints(tokens, initial, spans, rows, checkpoints, every, starts, length):
+    starts = [n * (length // every) for n in range(len(spans))] if starts is None else starts.tolist()
+    with torch.no_grad():
+        for (row, first, end), slot, S, start in zip(spans, rows, initial, starts):
+            for t, (_, _, S) in enumerate(_steps(tokens, row, first, end, S) if slot is not None else ()):
+                target = start + t // every
+                if (t + 1) % every == 0 and 0 <= target < checkpoints.shape[0]:
+                    checkpoints[target].copy_(S)
 
 
 def _l2norm(x):

@@ -3,8 +3,16 @@
 
 import torch
 
-from . import reference
-from ._dispatch import HAS_CUDA, check_choice, check_inputs, count_writes, has_kernel, number, register_fakes
+from . import _values, reference
+from ._dispatch import (
+    check_choice,
+    check_inputs,
+    count_writes,
+    default_device,
+    has_kernel,
+    register_fakes,
+    rule_scale,
+)
 from ._ops import ops
 
 STATE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -34,8 +42,7 @@ def new_state(batch, heads, key_dim, value_dim, *, dtype=torch.float32, device=N
     Source: the name is that of phanerozoic/gated-deltanet.
     """
     check_choice("new_state", "dtype", dtype, STATE_DTYPES)
-    if device is None:
-        device = "cuda" if HAS_CUDA and torch.cuda.is_available() else "cpu"
+    device = default_device() if device is None else device
     return torch.zeros(batch, heads, key_dim, value_dim, dtype=dtype, device=device)
 
 
@@ -57,6 +64,9 @@ def gated_delta_rule(
     precision="fp16",
     scan="auto",
     gate_domain="log",
+    checkpoint_every=None,
+    checkpoints=None,
+    checkpoint_starts=None,
     out=None,
 ):
     """The gated delta rule over T tokens, the state updated in place. One entry for prefill and decode.
@@ -95,17 +105,26 @@ def gated_delta_rule(
         scan: of "chunk": whether a long sequence may be split over the device. "off": never. "auto": it may, and then
             only repeated calls are promised the same bits; no kernel splits yet, so this is "off".
         gate_domain: "log", or "linear" where g holds the decay exp(g) itself, in [0, 1].
+        checkpoint_every: int, a multiple of 64: keep the state after every so many tokens of each sequence, counted
+            from the start of this call, the last token included. None: keep none.
+        checkpoints: [total, Hv, K, V] float32, bfloat16 or float16, K or V contiguous; takes those states, each rounded
+            once from the float32 accumulator. Required with checkpoint_every. Padding rows write none. Every mode is
+            the recurrence then, for now.
+        checkpoint_starts: int32 or int64 [N], row of `checkpoints` for the first checkpoint of each sequence, which has
+            length // checkpoint_every of them; one outside [0, total) is dropped. None: sequence n of a dense call
+            starts at row n * (T // checkpoint_every); required with cu_seqlens.
         out: [B, T, Hv, V] of any of those dtypes to write to, apart from every other argument's memory; None: a new
             contiguous tensor of q's dtype.
 
     Updated in place:
-        state. An empty sequence leaves its slot unchanged (zero with has_initial_state False).
+        state, and checkpoints. An empty sequence leaves its slot unchanged (zero with has_initial_state False).
 
     Returns:
         out, [B, T, Hv, V].
 
     Raises:
-        ValueError: mode, precision, scan or gate_domain is none of those named, or precision is "high".
+        ValueError: mode, precision, scan or gate_domain is none of those named, precision is "high", or
+            checkpoint_every is no multiple of 64.
         TypeError: a tensor argument is no tensor, or scale no number.
         RuntimeError: a shape, dtype, device or stride is not the one above, Hv is no multiple of Hk, or an input
             requires grad under grad mode. Raised before anything is written. Bad values inside CUDA index tensors
@@ -140,10 +159,17 @@ def gated_delta_rule(
             "slots": slots,
             "out_slots": out_slots,
             "has_initial_state": has_initial_state,
+            "checkpoints": checkpoints,
+            "checkpoint_starts": checkpoint_starts,
             "out": out,
         },
     )
-    scale = _scale("gated_delta_rule", scale, q)
+    _check_checkpoints(checkpoint_every, checkpoints)
+    scale = rule_scale("gated_delta_rule", scale, q)
+    if _values.ENABLED:
+        _values.check_rule(
+            q, state, g, cu_seqlens, slots, out_slots, checkpoints, checkpoint_every, checkpoint_starts, gate_domain
+        )
     if not has_kernel("gated_delta_rule", q):
         return reference.gated_delta_rule(
             q,
@@ -159,6 +185,9 @@ def gated_delta_rule(
             out_slots=out_slots,
             has_initial_state=has_initial_state,
             gate_domain=gate_domain,
+            checkpoint_every=checkpoint_every,
+            checkpoints=checkpoints,
+            checkpoint_starts=checkpoint_starts,
             out=out,
         )
     if out is None:
@@ -181,9 +210,21 @@ def gated_delta_rule(
         slots,
         out_slots,
         has_initial_state,
+        checkpoints,
+        checkpoint_every or 0,
+        checkpoint_starts,
     )
-    count_writes(state, out)
+    count_writes(state, checkpoints, out)
     return out
+
+
+def _check_checkpoints(every, checkpoints):
+    if every is None and checkpoints is None:
+        return
+    if every is None or checkpoints is None:
+        raise ValueError("gated_delta_rule: checkpoint_every and checkpoints go together, one of them is None")
+    if isinstance(every, bool) or not isinstance(every, int) or every < 1 or every % 64 != 0:
+        raise ValueError(f"gated_delta_rule: checkpoint_every must be a multiple of 64, got {every!r}")
 
 
 def chunk_gated_delta_rule(
@@ -318,12 +359,6 @@ def fused_recurrent_gated_delta_rule(
     )
 
 
-def _scale(op, scale, q):
-    if scale is None:
-        return q.shape[-1] ** -0.5 if q.dim() > 0 and q.shape[-1] > 0 else 1.0  # the op refuses such a q itself
-    return number(op, "scale", scale)
-
-
 def _functional(
     op,
     q,
@@ -348,7 +383,7 @@ def _functional(
         {"q": q, "k": k, "v": v},
         {"g": g, "beta": beta, "initial_state": initial_state, "cu_seqlens": cu_seqlens},
     )
-    scale = _scale(op, scale, q)
+    scale = rule_scale(op, scale, q)
     if not has_kernel(op, q):
         return getattr(reference, op)(
             q,
@@ -396,6 +431,9 @@ def _functional(
         cu_seqlens,
         None,
         None,
+        None,
+        None,
+        0,
         None,
     )
     return out, final_state

@@ -66,13 +66,31 @@ inline void load_tile(const RuleParams& p, int64_t slot, int padded_dim, Tile& t
     load_tile_of(from, state.stride[2], state.stride[3], p.dims.K, padded_dim, tile);
   });
 }
-inline void store_tile(const RuleParams& p, int64_t slot, const Tile& tile) {
+inline void store_tile(const View& states, int64_t slot, int64_t K, const Tile& tile) {
   if (slot < 0) return;
-  dispatch_dtype(p.state.dtype, [&](auto tag) {
-    auto* to = static_cast<decltype(tag)*>(p.state.data) + p.state.offset(slot, tile.h, 0, tile.column);
-    store_tile_to(to, p.state.stride[2], p.state.stride[3], p.dims.K, tile);
+  dispatch_dtype(states.dtype, [&](auto tag) {
+    auto* to = static_cast<decltype(tag)*>(states.data) + states.offset(slot, tile.h, 0, tile.column);
+    store_tile_to(to, states.stride[2], states.stride[3], K, tile);
   });
 }
+
+// What is taken from the states while a sequence runs, besides the last one: here its checkpoints. An observer tells how many
+// tokens may be taken before it has to look again, where tiles keep their factors, and then sees the tiles.
+struct CheckpointObserver {
+  const RuleParams& p;
+  int64_t n;
+
+  int64_t tokens_until_look(int64_t t) const {
+    return p.checkpoints.given() ? p.checkpoint_every - t % p.checkpoint_every : INT64_MAX;
+  }
+  float* factors_of_tile(int) const { return nullptr; }
+  // `done` tokens of the sequence are in the tiles, the last `taken` of them from the slots of the block.
+  void look(const TokenBlock&, int64_t done, int, const Tile* tiles, int num_tiles) const {
+    if (!p.checkpoints.given() || done % p.checkpoint_every != 0) return;
+    const int64_t row = p.checkpoint_row(n, done);
+    for (int i = 0; i < num_tiles; ++i) store_tile(p.checkpoints, row, p.dims.K, tiles[i]);
+  }
+};
 
 // v of the block's tokens into the tiles' own memory, and o from there. Token by token and tile by tile, as the rows lie:
 // fetched one by one from between the sweeps, lines that are Hv*V elements apart would miss every cache, and a store that
@@ -107,7 +125,9 @@ inline void store_values(const RuleParams& p, int64_t batch, int64_t token, int 
 }
 
 // All tokens of the sequence for num_tiles tiles in hand.
-inline void run_tokens(const RuleParams& p, int64_t hk, const Span& span, TokenBlock& block, Tile* tiles, int num_tiles) {
+template <class Observer>
+void run_tokens(const RuleParams& p, int64_t hk, const Span& span, TokenBlock& block, Tile* tiles, int num_tiles,
+                Observer& observer) {
   StepScalars steps[kMaxTiles][kMaxBlockTokens];   // [value head in hand][slot]
   alignas(64) float values[kMaxTiles][kMaxBlockTokens * kTileColumns];
   const RunBlock run = pick_run_block(block.padded_dim);
@@ -115,12 +135,15 @@ inline void run_tokens(const RuleParams& p, int64_t hk, const Span& span, TokenB
   for (int i = 0; i < num_tiles; ++i) {
     tiles[i].steps = steps[tiles[i].h - first_head];
     tiles[i].values = values[i];
+    tiles[i].factors = observer.factors_of_tile(i);
   }
   int filled = 0;                                  // slots that already hold their token
   for (int64_t t = 0; t < span.length;) {
     const int64_t token = span.first + t;          // of slot 0
-    const int count = static_cast<int>(smaller(block.tokens, span.length - t));
-    const int taken = t + count == span.length ? count : count - 1;
+    // Tokens to take, and one more to look ahead at where there is one.
+    const int64_t left = span.length - t, most = smaller(block.tokens, left);
+    const int taken = static_cast<int>(smaller(most == left ? most : most - 1, observer.tokens_until_look(t)));
+    const int count = static_cast<int>(smaller(most, taken + 1));
     for (int slot = filled; slot < count; ++slot) load_token(p, span.batch, token + slot, hk, block, slot);
     for (int64_t h = first_head; h <= last_head; ++h) {
       for (int slot = 0; slot < taken; ++slot) {
@@ -137,12 +160,14 @@ inline void run_tokens(const RuleParams& p, int64_t hk, const Span& span, TokenB
     }
     store_values(p, span.batch, token, taken, tiles, num_tiles);
     t += taken;
+    observer.look(block, t, taken, tiles, num_tiles);
     if (taken < count) block.copy_slot(taken, 0);
     filled = 1;
   }
 }
 
-inline void run_tiles(const RuleParams& p, const Segment& segment, const Sequence& sequence) {
+template <class Observer>
+void run_tiles(const RuleParams& p, const Segment& segment, const Sequence& sequence, Observer& observer) {
   alignas(64) float scratch[kScratchFloats];
   Tile tiles[kMaxTiles];
   TokenBlock block;
@@ -159,8 +184,8 @@ inline void run_tiles(const RuleParams& p, const Segment& segment, const Sequenc
       tile.columns = static_cast<int>(smaller(kTileColumns, p.dims.V - tile.column));
       load_tile(p, sequence.read_slot, block.padded_dim, tile);
     }
-    run_tokens(p, segment.hk, sequence.span, block, tiles, count);
-    for (int i = 0; i < count; ++i) store_tile(p, sequence.write_slot, tiles[i]);
+    run_tokens(p, segment.hk, sequence.span, block, tiles, count, observer);
+    for (int i = 0; i < count; ++i) store_tile(p.state, sequence.write_slot, p.dims.K, tiles[i]);
   }
 }
 
@@ -219,16 +244,17 @@ void decode_segment(const RuleParams& p, const Segment& segment, const Sequence&
   }
 }
 
+inline void zero_segment(const RuleParams& p, const Segment& segment, const Span& span) {
+  const int64_t per_head = tiles_per_head(p.dims), group = p.dims.Hv / p.dims.Hk;
+  for (int64_t unit = segment.first; unit < segment.last; ++unit) {
+    const int64_t column = unit % per_head * kTileColumns;
+    zero_outputs(p, span, segment.hk * group + unit / per_head, column, smaller(kTileColumns, p.dims.V - column));
+  }
+}
+
 inline void run_segment(const RuleParams& p, const Segment& segment, const Segment& following) {
   const Sequence sequence = sequence_at(p, segment.n);
-  const int64_t per_head = tiles_per_head(p.dims), group = p.dims.Hv / p.dims.Hk;
-  if (sequence.is_padding) {
-    for (int64_t unit = segment.first; unit < segment.last; ++unit) {
-      const int64_t column = unit % per_head * kTileColumns;
-      zero_outputs(p, sequence.span, segment.hk * group + unit / per_head, column, smaller(kTileColumns, p.dims.V - column));
-    }
-    return;
-  }
+  if (sequence.is_padding) return zero_segment(p, segment, sequence.span);
   if (fits_decode(p, sequence)) {
     // After the last segment of a range there is nothing to ask for.
     Sequence after{{}, -1, -1, true};
@@ -241,7 +267,8 @@ inline void run_segment(const RuleParams& p, const Segment& segment, const Segme
   // An empty sequence hands its state on; where it is already there, nothing is touched.
   const bool same_memory = p.initial_state.data == p.state.data && sequence.read_slot == sequence.write_slot;
   if (sequence.span.length == 0 && (sequence.write_slot < 0 || same_memory)) return;
-  run_tiles(p, segment, sequence);
+  CheckpointObserver observer{p, segment.n};
+  run_tiles(p, segment, sequence, observer);
 }
 
 inline void gated_delta_rule_range(const RuleParams& p, int64_t begin, int64_t end) {

@@ -41,6 +41,7 @@ GDN_INLINE TileSums add_nodes(const TileSums* nodes) {
 struct Tile {
   float* rows;                    // [padded K, 16]
   float* values;                  // [slots, 16] v of the block's tokens, then o in its place
+  float* factors;                 // [slots, 16] keeps every token's f; nullptr: nobody asks for them
   const StepScalars* steps;       // of its value head, by slot of the token block
   int64_t h;
   int column, columns;            // first column of V, and how many are real
@@ -115,14 +116,15 @@ GDN_INLINE void finish_token(const Tile& tile, const StepScalars& step, float* v
 //     steps      how many of them to take: count where the sequence ends, else count - 1 and the last slot is only looked at
 template <int kBlocks>
 void run_block(const TokenBlock& block, int count, int steps, bool is_first, Tile& tile) {
-  alignas(64) float factors[kTileColumns];
-  if (is_first) sweep<false, true, kBlocks>(tile, block.k(0), block.k(0), block.q(0), 0.0f, factors);
+  alignas(64) float factors_of_token[kTileColumns];
+  if (is_first) sweep<false, true, kBlocks>(tile, block.k(0), block.k(0), block.q(0), 0.0f, factors_of_token);
   for (int slot = 0; slot < steps; ++slot) {
     const StepScalars& step = tile.steps[slot];
     if (tile.next_v != nullptr) {
       prefetch(tile.next_v + slot * tile.v_step);
       prefetch(tile.next_out + slot * tile.out_step);
     }
+    float* const factors = tile.factors == nullptr ? factors_of_token : tile.factors + slot * kTileColumns;
     finish_token(tile, step, tile.values + slot * kTileColumns, factors);
     if (slot + 1 < count) {
       sweep<true, true, kBlocks>(tile, block.k(slot), block.k(slot + 1), block.q(slot + 1), step.alpha, factors);

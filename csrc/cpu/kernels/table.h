@@ -3,14 +3,18 @@
 #pragma once
 
 #include "causal_conv1d.h"
+#include "conv_state_write.h"
+#include "fold_ring.h"
 #include "gated_delta_gates.h"
 #include "gated_delta_rule.h"
+#include "gated_delta_verify.h"
 #include "rms_norm_gated.h"
 
 namespace gdn::cpu::GDN_ISA {
 
 constexpr Kernels table(const char* isa) {
-  return {isa, gated_delta_rule_range, causal_conv1d_range, gated_delta_gates_range, rms_norm_gated_range};
+  return {isa, gated_delta_rule_range, gated_delta_verify_range, fold_ring_range, conv_state_write_range,
+          causal_conv1d_range, gated_delta_gates_range, rms_norm_gated_range};
 }
 
 }  // namespace gdn::cpu::GDN_ISA

@@ -209,10 +209,11 @@ __device__ __forceinline__ void step(const LaneRole<Cut>& role, const Operands<C
   if constexpr (!Cut::kOverlaps) finish(role, output);
 }
 
-// Every token of every chunk (at least one), one after the other.
-template <class Cut>
+// Every token of every chunk (at least one), one after the other. Where the cut keeps checkpoints, look(tokens done) is called
+// behind each chunk.
+template <class Cut, class Look>
 __device__ __forceinline__ void run_in_turn(const Tiling& tiling, int64_t length, const LaneSource& lane_source,
-                                            const LaneRole<Cut>& role, Fragment<Cut>& fragment) {
+                                            const LaneRole<Cut>& role, Fragment<Cut>& fragment, Look&& look) {
   constexpr int kFloats = TokenLayout<Cut::kSteps>::kFloats;
   const int chunk = tiling.chunk * kFloats;
   Operands<Cut> x;
@@ -227,6 +228,7 @@ __device__ __forceinline__ void run_in_turn(const Tiling& tiling, int64_t length
       step(role, x, source.v + kMaxValues, source, false, x, fragment, output);
     }
     place = place + chunk < kRing * chunk ? place + chunk : 0;
+    if constexpr (Cut::kKeeps) look(first + count);
   }
 }
 
@@ -260,11 +262,11 @@ __device__ __forceinline__ void run_overlapped(const Tiling& tiling, int64_t len
   finish(role, output);
 }
 
-template <class Cut>
+template <class Cut, class Look>
 __device__ __forceinline__ void run_computing(const Tiling& tiling, int64_t length, const LaneSource& lane_source,
-                                              const LaneRole<Cut>& role, Fragment<Cut>& fragment) {
+                                              const LaneRole<Cut>& role, Fragment<Cut>& fragment, Look&& look) {
   if constexpr (Cut::kOverlaps) run_overlapped(tiling, length, lane_source, role, fragment);
-  else run_in_turn(tiling, length, lane_source, role, fragment);
+  else run_in_turn(tiling, length, lane_source, role, fragment, look);
   __syncthreads();   // for the staging warps: everything is computed
 }
 

@@ -20,15 +20,19 @@ constexpr int kMaxValues = 64;                                  // of v and o of
 constexpr int kQuadsOfLane = kMaxValues / (4 * kTokenLanes);    // of v, staged by one lane
 
 // What is compiled apart. A lane holds kColumns columns: the same column of kColumns value heads (1 to 3), or four neighbours
-// of one head (4). kBlocksOfSm blocks are to fit into a multiprocessor.
-template <int kSteps_, int kColumns_, int kBlocksOfSm_>
+// of one head (4). kBlocksOfSm blocks are to fit into a multiprocessor. kKeeps: the call has checkpoints.
+template <int kSteps_, int kColumns_, int kBlocksOfSm_, bool kKeeps_ = false>
 struct Cut {
   static constexpr int kSteps = kSteps_, kColumns = kColumns_, kBlocksOfSm = kBlocksOfSm_;
+  static constexpr bool kKeeps = kKeeps_;
   static constexpr bool kOfHeads = kColumns < 4;
   static constexpr int kHeads = kOfHeads ? kColumns : 1, kColumnsOfHead = kOfHeads ? 1 : kColumns;
   // Tokens overlap where there are registers for it: operands are read a token ahead, o ends under the next token.
-  static constexpr bool kOverlaps = kSteps * kColumns * kRows <= (kBlocksOfSm == 1 ? 48 : 16);
+  static constexpr bool kOverlaps = !kKeeps && kSteps * kColumns * kRows <= (kBlocksOfSm == 1 ? 48 : 16);
 };
+
+// A chunk is a few passes of them: it ends at every multiple of 64 tokens, where checkpoints are.
+static_assert(64 % (kMaxStaging * kTokensOfPass) == 0 && (kMaxStaging & (kMaxStaging - 1)) == 0, "chunks divide 64");
 
 struct Tiling {
   int heads;        // value heads of a block, all of one key head
@@ -55,7 +59,7 @@ struct Fragment {
 
 // Which inputs and outputs move four adjacent elements at a time.
 struct InQuads {
-  bool q, k, v, out, initial_state, state;
+  bool q, k, v, out, initial_state, state, checkpoints;
 };
 
 // What a block works on: sequence; key head; first value head and first column.

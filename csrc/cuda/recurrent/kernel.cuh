@@ -10,7 +10,8 @@
 //         exchanges between lanes. Columns do not depend on one another.
 //         Staging warps behind them: tokens to shared memory as fp32, with their scalars, and o from shared memory to
 //         global.
-// Reads   q k [T, Hk, K], v [T, Hv, V], g beta [T, Hv]; S [K, V] once.   Writes   o [T, Hv, V], S once.
+// Reads   q k [T, Hk, K], v [T, Hv, V], g beta [T, Hv]; S [K, V] once.   Writes   o [T, Hv, V], S once; checkpoints of S where
+//         the cut keeps them.
 // Chunks  Three lie in shared memory: while chunk c is computed and the last o of chunk c - 1 still under way, the staging warps
 //         write out chunk c - 2 and put chunk c + 1 in its place. One __syncthreads a chunk, joined by all warps; a computing
 //         warp comes to it in the middle of its stream of instructions.
@@ -41,6 +42,16 @@ __device__ void write_zeros(const RuleParams& p, const Tiling& tiling, const Wor
     const int64_t column = work.column + idx % tiling.tile;
     if (column < p.dims.V) p.out.store(p.out.offset(batch, time, head, column), 0.0f);
   }
+}
+
+// Writes the state after `done` tokens to its row of checkpoints.
+template <class Cut>
+__device__ __forceinline__ void keep_checkpoint(const RuleParams& p, const Work& work, bool in_quads, int row_group,
+                                                int64_t column, int64_t done, Fragment<Cut>& fragment) {
+  const int64_t row = p.checkpoint_row(work.n, done);
+  if (row < 0) return;
+  const Columns columns = columns_of_lane<Cut>(p.checkpoints, row, work.head, column, p.dims.V);
+  move_state<false>(p.checkpoints, columns, in_quads, static_cast<int>(p.dims.K), row_group, fragment);
 }
 
 template <class Cut>
@@ -89,7 +100,11 @@ __global__ void __launch_bounds__(32 * (kMaxComputing + kMaxStaging), Cut::kBloc
   }
   if (span.length > 0) {
     const LaneSource source = source_of_lane(role, tiling, row_group, column_in_tile, smem_tokens);
-    run_computing(tiling, span.length, source, role, fragment);
+    run_computing(tiling, span.length, source, role, fragment, [&](int64_t done) {
+      if (done % p.checkpoint_every == 0) {
+        keep_checkpoint(p, work, in_quads.checkpoints, row_group, column, done, fragment);
+      }
+    });
   }
 
   const int64_t out_slot = slot_of_row(p.out_slots.given() ? p.out_slots : p.slots, work.n, p.pool_out);

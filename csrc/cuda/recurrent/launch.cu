@@ -24,7 +24,8 @@ bool state_moves_in_quads(const View& state, const Dims& dims, const Tiling& til
 InQuads what_moves_in_quads(const RuleParams& p, const Tiling& tiling) {
   return {moves_in_quads(p.q, 3, p.dims.K),   moves_in_quads(p.k, 3, p.dims.K),
           moves_in_quads(p.v, 3, p.dims.V),   moves_in_quads(p.out, 3, p.dims.V),
-          state_moves_in_quads(p.initial_state, p.dims, tiling), state_moves_in_quads(p.state, p.dims, tiling)};
+          state_moves_in_quads(p.initial_state, p.dims, tiling), state_moves_in_quads(p.state, p.dims, tiling),
+          state_moves_in_quads(p.checkpoints, p.dims, tiling)};
 }
 
 // Columns of two or three value heads in a lane are compiled for K = 64 and 128 only.
@@ -35,19 +36,20 @@ constexpr bool shares_heads(int64_t steps) { return steps == 2 || steps == 4; }
 // blocks of 16 columns of as many value heads of a key head as leave a block for every multiprocessor (k and q are read
 // from shared memory once for all of them), compiled to have a multiprocessor alone if there are no more than that, else to
 // share it with a second one. Four columns of a head a lane when there is work for several rounds and no head to share with.
-Tiling pick(const Dims& dims, int num_sms) {
+// A call with checkpoints has one cut, of one column a lane: few calls, not worth as many kernels again.
+Tiling pick(const Dims& dims, bool keeps, int num_sms) {
   const int64_t group = dims.Hv / dims.Hk, columns = dims.N * dims.Hv * dims.V;
   const bool is_short = dims.B * dims.T <= 8 * dims.N;
   Tiling tiling{};
-  tiling.columns = is_short ? 4 : 1;
+  tiling.columns = is_short && !keeps ? 4 : 1;
   const int64_t blocks = dims.N * dims.Hv * ceil_div(dims.V, kMaxComputing * kColumnGroups);
-  for (int heads = 2; heads <= 3 && !is_short; ++heads) {
+  for (int heads = 2; heads <= 3 && !is_short && !keeps; ++heads) {
     const bool fills_chip = blocks / heads * 10 >= num_sms * 9;
     if (group % heads == 0 && fills_chip && shares_heads(ceil_div(dims.K, 32))) {
       tiling.columns = heads;
     }
   }
-  if (!is_short && tiling.columns == 1 && blocks >= 4 * num_sms) tiling.columns = 4;
+  if (!is_short && !keeps && tiling.columns == 1 && blocks >= 4 * num_sms) tiling.columns = 4;
   tiling.heads = tiling.columns < 4 ? tiling.columns : 1;
   tiling.blocks_of_sm = blocks / tiling.heads <= num_sms ? 1 : 2;
   const int columns_of_warp = kColumnGroups * (tiling.columns < 4 ? 1 : 4);
@@ -73,6 +75,7 @@ const char* launch_recurrent(const RuleParams& params, const Tiling& tiling, voi
 
 template <int kSteps>
 const char* launch_columns(const RuleParams& params, const Tiling& tiling, void* stream) {
+  if (params.checkpoints.given()) return launch_recurrent<Cut<kSteps, 1, 2, true>>(params, tiling, stream);
   if constexpr (shares_heads(kSteps)) {
     const bool alone = tiling.blocks_of_sm == 1;
     if (tiling.columns == 2 && alone) return launch_recurrent<Cut<kSteps, 2, 1>>(params, tiling, stream);
@@ -87,7 +90,7 @@ const char* launch_columns(const RuleParams& params, const Tiling& tiling, void*
 }  // namespace
 
 const char* recurrent_gated_delta_rule(const RuleParams& params, void* stream) {
-  const Tiling tiling = pick(params.dims, num_multiprocessors());
+  const Tiling tiling = pick(params.dims, params.checkpoints.given(), num_multiprocessors());
   const int64_t steps = ceil_div(params.dims.K, 32);
   if (steps <= 1) return launch_columns<1>(params, tiling, stream);
   if (steps <= 2) return launch_columns<2>(params, tiling, stream);

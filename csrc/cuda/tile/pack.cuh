@@ -47,7 +47,7 @@ __device__ __forceinline__ uint32_t round_pair(float low, float high, fp16_t) {
 }
 
 template <class io_t, int kCount>
-__device__ __forceinline__ void store_pack(io_t* gmem, const float* x) {
+__device__ __forceinline__ PackOf<io_t, kCount> round_to_pack(const float* x) {
   PackOf<io_t, kCount> pack;
 #pragma unroll
   for (int i = 0; i < static_cast<int>(sizeof(pack) / 4); ++i) {
@@ -57,7 +57,12 @@ __device__ __forceinline__ void store_pack(io_t* gmem, const float* x) {
       pack.word[i] = round_pair(x[2 * i], x[2 * i + 1], io_t{});
     }
   }
-  *reinterpret_cast<PackOf<io_t, kCount>*>(gmem) = pack;
+  return pack;
+}
+
+template <class io_t, int kCount>
+__device__ __forceinline__ void store_pack(io_t* gmem, const float* x) {
+  *reinterpret_cast<PackOf<io_t, kCount>*>(gmem) = round_to_pack<io_t, kCount>(x);
 }
 
 // Rows row .. row + kRows of a [rows, kCols] matrix of any dtype and strides, to x [kRows][kCols]. The dtype is

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+// A unit of work: 16 columns of one value head's state for one sequence (kernels/gated_delta_verify.h).
+#include "isa.h"
+#include "uncovered.h"
+
+namespace gdn::cpu {
+
+void gated_delta_verify(const VerifyParams& params, ParallelFor parallel_for) {
+  const RuleParams& rule = params.rule;
+  const Dims& d = rule.dims;
+  constexpr int64_t kGrainElements = 64 * 1024;
+  const int64_t tokens = d.N > 0 ? ceil_div(d.B * d.T, d.N) : 0;
+  const int64_t unit_elements = d.K * kTileColumns * (tokens > 0 ? tokens : 1);
+  run_units(params, kernels().gated_delta_verify, d.N * d.Hv * ceil_div(d.V, kTileColumns),
+            ceil_div(kGrainElements, unit_elements), parallel_for);
+  zero_uncovered_tokens(rule);
+}
+
+}  // namespace gdn::cpu
