@@ -31,6 +31,8 @@ struct Shape {
   static constexpr int kGroupLanes = 32 / kColumnLanes;
   static constexpr int kWarpsOfColumn = kGroups / kGroupLanes;                    // warps whose sums have to meet
   static constexpr int kLoads = kSteps * kShare / kVector;                        // 16-byte accesses of a thread
+  // Measured: walking from piece to piece helps 16-bit states; fp32 ones are better left to the hardware's queue of blocks.
+  static constexpr bool kWalks = sizeof(state_t) < 4;
 
   // Shared memory in floats. A token: k, q, v, StepScalars.
   static constexpr int kSmemQ = kKeyDim, kSmemV = 2 * kKeyDim, kSmemScalars = kSmemV + kTile;

@@ -5,7 +5,7 @@
 // Bound by the bytes of S, so a piece's loads are issued before anything else: they fly while its tokens are staged and
 // while the block still computes the piece before.
 // Grid    walks the pieces: sequence (slowest), value head, tile of V (fastest); ragged: one more row of pieces for tokens
-//         of no sequence. As many blocks as fit on the chip at once, or one a piece where the pieces are fewer.
+//         of no sequence. 16-bit states: as many blocks as fit on the chip at once, which walk; fp32: a block a piece.
 // Block   config.cuh's Shape: which rows and columns a thread holds. Columns do not depend on one another.
 // Reads   q k [T, Hk, K], v [T, Hv, V], g beta [T, Hv]; S [K, V] once.   Writes   o [T, Hv, V]; S once; what Keeps says.
 // Order   the sums of rule.h: same bits as the recurrence, whatever the tile and the layout.

@@ -33,7 +33,7 @@ const char* launch_shape(const RuleParams& params, const Keeps& keeps, void* str
   const Dims& dims = params.dims;
   const int64_t tiles = ceil_div(dims.V, Shape::kTile), pieces = num_rows(params) * dims.Hv * tiles;
   const int64_t tokens = dims.N > 0 ? ceil_div(dims.B * dims.T, dims.N) : 0;   // of a row, on average
-  const int64_t blocks = std::min<int64_t>(pieces, Shape::kBlocks * num_multiprocessors());
+  const int64_t blocks = std::min<int64_t>(pieces, Shape::kWalks ? Shape::kBlocks * num_multiprocessors() : kMaxBlocks);
   const Cut cut{static_cast<uint32_t>(pieces), divider(static_cast<uint32_t>(dims.Hv * tiles)),
                 divider(static_cast<uint32_t>(tiles)), divider(static_cast<uint32_t>(dims.Hv / dims.Hk)),
                 static_cast<int>(std::clamp<int64_t>(tokens, 1, Shape::kWarps)), blocks < pieces ? 2 : 1};
