@@ -32,7 +32,7 @@ def verify(kernel):
     """All three contracts; one row longer than the ring"""
     x, rows, counts = rule_inputs(1, 9), torch.tensor([2, -1, 0]), torch.tensor([3, 1, 1])
     options = {"cu_seqlens": torch.tensor([0, 3, 4, 9]), "use_qk_l2norm": True}
-    state, ring = rule_state(4), kernel.new_ring(3, 2, 4, 32, 32, 2)
+    state, ring = rule_state(4), kernel.new_ring(3, 2, 4, 32, 32, 2, device="cpu")
     out = kernel.gated_delta_verify(*x, state, ring, slots=rows, ring_slots=rows, **options)
     buffer, table = torch.zeros(3, 2, 4, 32, 32), torch.tensor([[0, 1, 3], [0, 1, 2], [2, -1, 9]])
     kernel.gated_delta_verify(*x, rule_state(4), slots=rows, states_out=buffer, **options)

@@ -387,7 +387,7 @@ CONV_OPTIONAL = ("bias", "activation", "conv_state", "slots", "has_initial_state
     ids=lambda g: "".join("01"[i] for i in g),
 )
 def test_optional_arguments_of_the_conv(kernel, device, given):
-    """C76: slots without a conv_state raises"""
+    """C76: slots or has_initial_state without a conv_state raises"""
     use = dict(zip(CONV_OPTIONAL, given))
     x, weight, bias, pool = (
         normal(3, 8, 5),
@@ -407,8 +407,8 @@ def test_optional_arguments_of_the_conv(kernel, device, given):
         "out": torch.empty_like(x, device=device) if use["out"] else None,
     }
     arguments = (x.to(device), weight.to(device), bias.to(device) if use["bias"] else None, activation)
-    if use["slots"] and not use["conv_state"]:
-        with pytest.raises(RuntimeError, match="slots"):
+    if (use["slots"] or use["has_initial_state"]) and not use["conv_state"]:
+        with pytest.raises(RuntimeError, match="slots" if use["slots"] else "has_initial_state"):
             kernel.causal_conv1d(*arguments, **options)
         return
     out = kernel.causal_conv1d(*arguments, **options)

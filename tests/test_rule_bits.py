@@ -363,7 +363,8 @@ def digest_of_every_op(kernel):
             for layout in ("K-first", "V-first"):
                 x, state = rule_inputs(2, 11, shape, dtype=dtype), rule_state(2, shape, dtype=dtype, layout=layout)
                 results += [kernel.gated_delta_rule(*x, state, use_qk_l2norm=True), state]
-                ring = kernel.new_ring(2, shape.Hk, 4, shape.K, shape.V, shape.Hv // shape.Hk, dtype=dtype)
+                ring = (2, shape.Hk, 4, shape.K, shape.V, shape.Hv // shape.Hk)
+                ring = kernel.new_ring(*ring, dtype=dtype, device="cpu")
                 results += [kernel.gated_delta_verify(*x.tokens(0, 3), state, ring, use_qk_l2norm=True), ring]
                 rows = torch.arange(2)
                 kernel.fold_ring(state, ring, slots=rows, ring_slots=rows, num_accepted=rows + 2)

@@ -7,6 +7,7 @@
 // same operations in the same order: layout, tile and packing leave no mark in the bits.
 
 #include "../common/gates.h"
+#include "conv_elements.cuh"
 #include "launch.cuh"
 #include "ops.h"
 #include "tile/pack.cuh"
@@ -14,159 +15,23 @@
 namespace gdn::cuda {
 namespace {
 
-constexpr int kThreads = 128;
-constexpr int kWidth = 4;             // taps of every vectorised path, and the most there can be
-constexpr int kRound = 4;            // vectors that a thread has in flight, and the length of its ring of taps
+constexpr int kRound = 4;           // vectors that a thread has in flight, and the length of its ring of taps
 constexpr int kSlowAxis = 8;         // elements of the slower axis per thread where nothing is vectorised
-constexpr int kLongestRun = 32;      // tokens per thread, channels contiguous: re-reads 3 of 32 from the L2
+constexpr int kRunChannels = 4;      // per thread, channels contiguous: few registers, so many warps hide the silu
+constexpr int kLongestRun = 64;      // tokens per thread, channels contiguous: re-reads 3 of 64 from the L2
 constexpr int kUpdateTokens = 8;     // most tokens that an update takes
-constexpr int kUpdateChannels = 4;   // per thread of the vectorised update
 
-// How a launch is cut. The first head_blocks blocks own one (sequence, channel) per thread, see sequence_head.
-struct Tiles {
-  int64_t head_blocks, num_blocks;
-  int64_t head_outputs;        // outputs per sequence that its head computes
-  int64_t fast, slow;          // blocks, or items, along the two axes of x
-  int run;                     // channels contiguous: tokens per thread
-  int token_lanes_log2;        // tokens contiguous: threads along the tokens
-  bool tokens_fast;            // not vectorised: which axis neighbouring threads follow
-};
+// Blocks of conv_channels on a multiprocessor.
+template <class io_t, bool kPacked>
+constexpr int kRunBlocks = sizeof(io_t) == 2 && !kPacked ? 6 : 5;
 
-// ---- weights ----
+// Channels per thread of the vectorised update: one 16-byte access of a window of 4, or three of a window of 3.
+template <class io_t, int kWindow>
+constexpr int kUpdateChannels = kWindow == 4 ? 4 / static_cast<int>(sizeof(io_t)) : 4;
+template <bool kOneToken>
+constexpr int kUpdateRows = kOneToken ? 4 : 1;   // rows per thread of the vectorised update
 
-// Taps of kChannels channels, [kChannels][kWidth], and their biases.
-template <int kChannels>
-__device__ __forceinline__ void load_weights(const ConvParams& p, int64_t c, float* weight, float* bias) {
-  load_rows<kChannels, kWidth>(p.weight, c, weight);
-#pragma unroll
-  for (int e = 0; e < kChannels; ++e) bias[e] = 0.0f;
-  if (p.bias.given()) load_rows<kChannels, 1>(p.bias, c, bias);
-}
-
-// ---- which sequence a token belongs to ----
-
-// Tokens [first, last) of a batch row that share a fate. Not live (padding slot, outside cu_seqlens): outputs are zero.
-struct Place {
-  int64_t first, last;
-  bool is_live;
-};
-
-// Without a conv_state no slot is looked up: nothing is padding.
-GDN_INLINE bool is_live_row(const ConvParams& p, int64_t n) {
-  return !p.conv_state.given() || slot_of_row(p.slots, n, p.pool) >= 0;
-}
-
-// The last sequence that starts at or before t, by bisection: of equal offsets (empty sequences) the one that holds t.
-// Offsets that do not ascend give some place; every access below is bounded by T, not by them.
-GDN_INLINE Place place_of_token(const ConvParams& p, int64_t b, int64_t t) {
-  if (!p.cu_seqlens.given()) return {0, p.T, is_live_row(p, b)};
-  int64_t low = 0, high = p.N + 1;   // offsets before low are <= t, offsets from high on are > t
-  while (low < high) {
-    const int64_t middle = (low + high) >> 1;
-    if (p.cu_seqlens.at(middle) <= t) {
-      low = middle + 1;
-    } else {
-      high = middle;
-    }
-  }
-  const int64_t n = low - 1;
-  if (n < 0) {
-    const int64_t start = p.cu_seqlens.at(0);
-    return {0, start < p.T ? start : p.T, false};
-  }
-  if (n >= p.N) return {0, p.T, false};
-  const Span span = sequence_span(p.cu_seqlens, n, p.T);
-  return {span.first, span.first + span.length, is_live_row(p, n)};
-}
-
-GDN_INLINE int32_t document_of_token(const ConvParams& p, int64_t b, int64_t t) {
-  return static_cast<const int32_t*>(p.seq_idx.data)[b * p.seq_idx_row + t * p.seq_idx.stride];
-}
-
-// Where there are windows, a sequence's first W - 1 outputs are computed by its head.
-GDN_INLINE bool is_output_of_head(const ConvParams& p, const Place& place, int64_t t) {
-  return p.conv_state.given() && t - place.first < p.width - 1;
-}
-
-// ---- one element at a time: any strides, any mix of dtypes ----
-
-// One output from x alone. Taps before the place's first token count as zero.
-GDN_INLINE float output_at(const ConvParams& p, int64_t b, int64_t c, int64_t t, int64_t first) {
-  const bool has_documents = p.seq_idx.given();
-  const int32_t document = has_documents ? document_of_token(p, b, t) : 0;
-  if (document < 0) return 0.0f;
-  float acc = p.bias.given() ? p.bias.load(p.bias.offset(c)) : 0.0f;
-  for (int64_t k = 0; k < p.width; ++k) {
-    const int64_t tap = t - (p.width - 1) + k;
-    const bool counts = tap >= first && (!has_documents || document_of_token(p, b, tap) == document);
-    const float x = counts ? p.x.load(p.x.offset(b, c, tap)) : 0.0f;
-    acc = fma(p.weight.load(p.weight.offset(c, k)), x, acc);
-  }
-  return p.use_silu ? silu(acc) : acc;
-}
-
-// Token t of channel c, unless its head writes it. place: that of an earlier token of the row, brought up to t.
-GDN_INLINE void write_token(const ConvParams& p, int64_t b, int64_t c, int64_t t, Place& place) {
-  if (t >= place.last) place = place_of_token(p, b, t);
-  if (place.is_live && is_output_of_head(p, place, t)) return;
-  p.out.store(p.out.offset(b, c, t), place.is_live ? output_at(p, b, c, t, place.first) : 0.0f);
-}
-
-// What touches a window: the first head_outputs outputs of sequence n, channel c, and the window after its last token.
-// The body reads no window, so the one thread that reads this window is the one that rewrites it: no order between
-// blocks is needed. past[j] holds the input at position j - 4 before the current token.
-GDN_INLINE void sequence_head(const ConvParams& p, int64_t n, int64_t c, int64_t head_outputs) {
-  const Span span = sequence_span(p.cu_seqlens, n, p.T);
-  const int64_t slot = slot_of_row(p.slots, n, p.pool);
-  const int64_t num_outputs = span.length < head_outputs ? span.length : head_outputs;
-  const int width = static_cast<int>(p.width), window = static_cast<int>(p.window);
-  const int64_t gmem_x = p.x.offset(span.batch, c, span.first), gmem_out = p.out.offset(span.batch, c, span.first);
-  if (slot < 0) {
-    for (int64_t t = 0; t < num_outputs; ++t) p.out.store(gmem_out + t * p.out.stride[2], 0.0f);
-    return;
-  }
-  const bool has_past = p.has_initial_state.at(n);
-  const float bias = p.bias.given() ? p.bias.load(p.bias.offset(c)) : 0.0f;
-  float past[kWidth], weight[kWidth];   // both right-aligned
-#pragma unroll
-  for (int j = 0; j < kWidth; ++j) {
-    const int column = j - (kWidth - window), k = j - (kWidth - width);
-    past[j] = has_past && column >= 0 ? p.conv_state.load(p.conv_state.offset(slot, c, column)) : 0.0f;
-    weight[j] = k >= 0 ? p.weight.load(p.weight.offset(c, k)) : 0.0f;
-  }
-  for (int64_t t = 0; t < num_outputs; ++t) {
-#pragma unroll
-    for (int j = 0; j + 1 < kWidth; ++j) past[j] = past[j + 1];
-    past[kWidth - 1] = p.x.load(gmem_x + t * p.x.stride[2]);
-    float acc = bias;
-#pragma unroll
-    for (int j = 0; j < kWidth; ++j) {
-      if (j >= kWidth - width) acc = fma(weight[j], past[j], acc);
-    }
-    p.out.store(gmem_out + t * p.out.stride[2], p.use_silu ? silu(acc) : acc);
-  }
-  const bool stays = span.length == 0 && has_past;
-  if (!p.write_state || stays) return;
-  int64_t t = span.length - window;   // what the window takes from beyond the outputs above
-  for (t = t < num_outputs ? num_outputs : t; t < span.length; ++t) {
-#pragma unroll
-    for (int j = 0; j + 1 < kWidth; ++j) past[j] = past[j + 1];
-    past[kWidth - 1] = p.x.load(gmem_x + t * p.x.stride[2]);
-  }
-#pragma unroll
-  for (int j = 0; j < kWidth; ++j) {
-    const int column = j - (kWidth - window);
-    if (column >= 0) p.conv_state.store(p.conv_state.offset(slot, c, column), past[j]);
-  }
-}
-
-// Head blocks: kThreads channels of one sequence.
-__device__ __forceinline__ void head_block(const ConvParams& p, const Tiles& tiles, int64_t block) {
-  const int64_t channel_blocks = ceil_div(p.C, kThreads);
-  const int64_t n = block / channel_blocks;
-  const int64_t c = (block - n * channel_blocks) * kThreads + threadIdx.x;
-  if (c < p.C) sequence_head(p, n, c, tiles.head_outputs);
-}
+// ---- nothing vectorised ----
 
 // Convolution where nothing can be vectorised: odd strides, odd C, mixed dtypes, W < 4; and such updates (heads alone).
 // Grid    x: heads (sequence, kThreads channels), then B * slow * fast tiles of kSlowAxis x kThreads elements.
@@ -196,10 +61,10 @@ __global__ void __launch_bounds__(kThreads, 4) conv_any(const __grid_constant__ 
 // Outputs of one token for a vector of channels. ring[s] holds the inputs of the token with number s modulo 4 and
 // document[s] its seq_idx; the current token is in `slot`, a constant once the callers' loops are unrolled.
 template <class io_t, bool kPacked>
-__device__ __forceinline__ void write_channels(const ConvParams& p, const float (&ring)[kRound][kVector<io_t>],
+__device__ __forceinline__ void write_channels(const ConvParams& p, const float (&ring)[kRound][kRunChannels],
                                                const int32_t (&document)[kRound], const float* weight,
                                                const float* bias, int slot, io_t* gmem_out) {
-  constexpr int kChannels = kVector<io_t>;
+  constexpr int kChannels = kRunChannels;
   float acc[kChannels];
 #pragma unroll
   for (int e = 0; e < kChannels; ++e) {
@@ -224,11 +89,17 @@ __device__ __forceinline__ void write_channels(const ConvParams& p, const float 
 
 // A run of tokens for a vector of channels: tokens t0 .. t0 + count of row b, channels from c. A round of kRound tokens
 // inside one sequence goes without a test; a round with a boundary, or with a head's outputs, goes token by token.
+// The next round's loads are issued as this one's registers fall free.
 template <class io_t, bool kPacked>
 __device__ __forceinline__ void run_of_channels(const ConvParams& p, int64_t b, int64_t c, int64_t t0, int count) {
-  constexpr int kChannels = kVector<io_t>;
+  constexpr int kChannels = kRunChannels;
   const io_t* gmem_x = static_cast<const io_t*>(p.x.data) + p.x.offset(b, c, t0);
   io_t* gmem_out = static_cast<io_t*>(p.out.data) + p.out.offset(b, c, t0);
+  PackOf<io_t, kChannels> pack[kRound] = {};
+#pragma unroll
+  for (int s = 0; s < kRound; ++s) {
+    if (s < count) pack[s] = load_pack<io_t, kChannels>(gmem_x + s * p.x.stride[2]);
+  }
   float weight[kChannels * kWidth], bias[kChannels], ring[kRound][kChannels];
   int32_t document[kRound] = {};
   load_weights<kChannels>(p, c, weight, bias);
@@ -246,13 +117,12 @@ __device__ __forceinline__ void run_of_channels(const ConvParams& p, int64_t b, 
   for (int i = 0; i < count; i += kRound) {
     const int64_t t = t0 + i;
     const bool is_inside = place.is_live && t - place.first >= kWidth - 1 && t + kRound <= place.last;
+    const io_t* gmem_next = gmem_x + kRound * p.x.stride[2];
     if (is_inside && i + kRound <= count) {
-      PackOf<io_t, kChannels> pack[kRound];
-#pragma unroll
-      for (int s = 0; s < kRound; ++s) pack[s] = load_pack<io_t, kChannels>(gmem_x + s * p.x.stride[2]);
 #pragma unroll
       for (int s = 0; s < kRound; ++s) {
         unpack<io_t, kChannels>(pack[s], ring[s]);
+        if (i + kRound + s < count) pack[s] = load_pack<io_t, kChannels>(gmem_next + s * p.x.stride[2]);
         if (kPacked) document[s] = document_of_token(p, b, t + s);
         write_channels<io_t, kPacked>(p, ring, document, weight, bias, s, gmem_out + s * p.out.stride[2]);
       }
@@ -282,21 +152,25 @@ __device__ __forceinline__ void run_of_channels(const ConvParams& p, int64_t b, 
           for (int e = 0; e < kChannels; ++e) ring[s][e] = ring[(s + 1) % kRound][e];
         }
       }
+#pragma unroll
+      for (int s = 0; s < kRound; ++s) {
+        if (i + kRound + s < count) pack[s] = load_pack<io_t, kChannels>(gmem_next + s * p.x.stride[2]);
+      }
     }
-    gmem_x += kRound * p.x.stride[2];
+    gmem_x = gmem_next;
     gmem_out += kRound * p.out.stride[2];
   }
 }
 
 // Convolution with the channels contiguous in x and out, one dtype for both.
-// Grid    x: heads (sequence, kThreads channels), then B * ceil(T / run) * C / kVector threads, channels fastest.
-// Block   a thread keeps the taps and the last inputs of a vector of channels in registers and walks `run` tokens.
-// Reads   x once by 16 bytes, and W - 1 tokens before each run once more (from the L2), weights once a run.
-// Writes  out by 16 bytes; the heads: conv_state.
+// Grid    x: heads (sequence, kThreads channels), then B * ceil(T / run) * C / kRunChannels threads, channels fastest.
+// Block   a thread keeps the taps and the last inputs of kRunChannels channels in registers and walks `run` tokens.
+// Reads   x once by 8 or 16 bytes, and W - 1 tokens before each run once more (from the L2), weights once a run.
+// Writes  out by 8 or 16 bytes; the heads: conv_state.
 // Needs   W = 4; C, strides and addresses in multiples of 16 bytes; any arch. kPacked: seq_idx is given.
 template <class io_t, bool kPacked>
-__global__ void __launch_bounds__(kThreads, 4) conv_channels(const __grid_constant__ ConvParams p,
-                                                             const __grid_constant__ Tiles tiles) {
+__global__ void __launch_bounds__(kThreads, kRunBlocks<io_t, kPacked>)
+conv_channels(const __grid_constant__ ConvParams p, const __grid_constant__ Tiles tiles) {
   for (int64_t block = blockIdx.x; block < tiles.num_blocks; block += gridDim.x) {
     if (block < tiles.head_blocks) {
       head_block(p, tiles, block);
@@ -304,7 +178,7 @@ __global__ void __launch_bounds__(kThreads, 4) conv_channels(const __grid_consta
     }
     const int64_t item = (block - tiles.head_blocks) * kThreads + threadIdx.x;
     const int64_t row = item / tiles.fast, b = row / tiles.slow;
-    const int64_t c = (item - row * tiles.fast) * kVector<io_t>, t0 = (row - b * tiles.slow) * tiles.run;
+    const int64_t c = (item - row * tiles.fast) * kRunChannels, t0 = (row - b * tiles.slow) * tiles.run;
     if (b >= p.B) continue;
     const int count = p.T - t0 < tiles.run ? static_cast<int>(p.T - t0) : tiles.run;
     run_of_channels<io_t, kPacked>(p, b, c, t0, count);
@@ -312,6 +186,36 @@ __global__ void __launch_bounds__(kThreads, 4) conv_channels(const __grid_consta
 }
 
 // ---- tokens contiguous ----
+
+// Outputs of a vector of tokens of one channel, `age` tokens after the sequence's first. x: the kWidth inputs before
+// the vector, then its own. Inputs before the sequence count as zero, outputs of a head are left to it.
+template <class io_t>
+__device__ __forceinline__ void write_tokens(const ConvParams& p, float (&x)[kWidth + kVector<io_t>], int64_t age,
+                                             const float* weight, float bias, io_t* gmem_out) {
+  constexpr int kTokens = kVector<io_t>;
+  const bool is_first = age < kWidth - 1;
+#pragma unroll
+  for (int j = 1; j < kWidth; ++j) x[j] = is_first && age + j < kWidth ? 0.0f : x[j];
+  float acc[kTokens];
+#pragma unroll
+  for (int e = 0; e < kTokens; ++e) {
+    acc[e] = bias;
+#pragma unroll
+    for (int k = 0; k < kWidth; ++k) acc[e] = fma(weight[k], x[1 + e + k], acc[e]);
+  }
+  if (p.use_silu) {
+#pragma unroll
+    for (int e = 0; e < kTokens; ++e) acc[e] = silu(acc[e]);
+  }
+  if (!is_first || !p.conv_state.given()) {
+    store_pack<io_t, kTokens>(gmem_out, acc);
+    return;
+  }
+#pragma unroll
+  for (int e = 0; e < kTokens; ++e) {
+    if (age + e >= kWidth - 1) gmem_out[e] = from_float<io_t>(acc[e]);
+  }
+}
 
 // Convolution with the tokens contiguous in x and out, one dtype for both.
 // Grid    x: heads (sequence, kThreads channels), then B * slow * fast tiles.
@@ -321,7 +225,7 @@ __global__ void __launch_bounds__(kThreads, 4) conv_channels(const __grid_consta
 // Needs   W = 4; the strides of b and c and the addresses in multiples of 16 bytes; no seq_idx; any arch.
 // Order   a vector that is not whole or holds a boundary goes element by element: same operations.
 template <class io_t>
-__global__ void __launch_bounds__(kThreads, 4) conv_tokens(const __grid_constant__ ConvParams p,
+__global__ void __launch_bounds__(kThreads, 6) conv_tokens(const __grid_constant__ ConvParams p,
                                                            const __grid_constant__ Tiles tiles) {
   constexpr int kTokens = kVector<io_t>;
   for (int64_t block = blockIdx.x; block < tiles.num_blocks; block += gridDim.x) {
@@ -339,7 +243,7 @@ __global__ void __launch_bounds__(kThreads, 4) conv_tokens(const __grid_constant
     const io_t* gmem_x = static_cast<const io_t*>(p.x.data) + p.x.offset(b, c);
     io_t* gmem_out = static_cast<io_t*>(p.out.data) + p.out.offset(b, c);
     PackOf<io_t, kTokens> pack[kRound];
-    PackOf<io_t, kWidth> before[kRound];
+    PackOf<io_t, kWidth> before[kRound] = {};
 #pragma unroll
     for (int i = 0; i < kRound; ++i) {
       const int64_t t = t0 + i * extent;
@@ -355,28 +259,18 @@ __global__ void __launch_bounds__(kThreads, 4) conv_tokens(const __grid_constant
       const int64_t t = t0 + i * extent;
       if (t >= p.T) break;
       if (t >= place.last) place = place_of_token(p, b, t);
-      if (place.is_live && t - place.first >= kWidth - 1 && t + kTokens <= place.last) {
-        float x[kWidth + kTokens], acc[kTokens];
-        unpack<io_t, kWidth>(before[i], x);
-        unpack<io_t, kTokens>(pack[i], x + kWidth);
-#pragma unroll
-        for (int e = 0; e < kTokens; ++e) {
-          acc[e] = bias;
-#pragma unroll
-          for (int k = 0; k < kWidth; ++k) acc[e] = fma(weight[k], x[1 + e + k], acc[e]);
-        }
-        if (p.use_silu) {
-#pragma unroll
-          for (int e = 0; e < kTokens; ++e) acc[e] = silu(acc[e]);
-        }
-        store_pack<io_t, kTokens>(gmem_out + t, acc);
-      } else {
+      if (!place.is_live || t + kTokens > place.last) {
         left_over |= 1u << i;
+        continue;
       }
+      float x[kWidth + kTokens];
+      unpack<io_t, kWidth>(before[i], x);
+      unpack<io_t, kTokens>(pack[i], x + kWidth);
+      write_tokens<io_t>(p, x, t - place.first, weight, bias, gmem_out + t);
     }
     place = {0, 0, false};
 #pragma unroll 1
-    for (int i = 0; i < kRound * kTokens; ++i) {
+    for (int i = left_over == 0 ? kRound * kTokens : 0; i < kRound * kTokens; ++i) {
       const int64_t t = t0 + (i / kTokens) * extent + i % kTokens;
       if ((left_over >> (i / kTokens) & 1) != 0 && t < p.T) write_token(p, b, c, t, place);
     }
@@ -385,40 +279,40 @@ __global__ void __launch_bounds__(kThreads, 4) conv_tokens(const __grid_constant
 
 // ---- one to eight tokens behind a kept window ----
 
-// Update with channels contiguous, a dense window, and one dtype for x, out and conv_state.
-// Grid    x: N * ceil(C / (4 * kThreads)), channels fastest.   Block: a thread per kUpdateChannels channels of a row.
-// Reads   x, the window (both in flight at once), the weights.   Writes out and the window, by 8 or 16 bytes.
-// Needs   W = 4, window 3 or 4, C a multiple of 4, strides and addresses likewise; kOneToken: T = 1. Any arch.
+// One row of an update, kChannels channels: what was loaded, and what becomes of it.
 template <class io_t, int kWindow, bool kOneToken>
-__global__ void __launch_bounds__(kThreads) conv_update(const __grid_constant__ ConvParams p,
-                                                        const __grid_constant__ Tiles tiles) {
-  constexpr int kChannels = kUpdateChannels, kTokens = kOneToken ? 1 : kUpdateTokens;
-  for (int64_t block = blockIdx.x; block < tiles.num_blocks; block += gridDim.x) {
-    const int64_t n = block / tiles.fast;
-    const int64_t c = ((block - n * tiles.fast) * kThreads + threadIdx.x) * kChannels;
-    if (c >= p.C) continue;
-    const io_t* gmem_x = static_cast<const io_t*>(p.x.data) + p.x.offset(n, c);
-    io_t* gmem_out = static_cast<io_t*>(p.out.data) + p.out.offset(n, c);
-    const int64_t slot = slot_of_row(p.slots, n, p.pool);
-    if (slot < 0) {
-      const float zeros[kChannels] = {};
-      for (int64_t t = 0; t < p.T; ++t) store_pack<io_t, kChannels>(gmem_out + t * p.out.stride[2], zeros);
-      continue;
-    }
-    io_t* gmem_window = static_cast<io_t*>(p.conv_state.data) + p.conv_state.offset(slot, c);
-    const bool has_past = p.has_initial_state.at(n);
-    PackOf<io_t, kChannels> pack[kTokens];
-    float window[kChannels * kWindow] = {}, weight[kChannels * kWidth], bias[kChannels];   // [channel][column]
+struct UpdateRow {
+  static constexpr int kChannels = kUpdateChannels<io_t, kWindow>, kTokens = kOneToken ? 1 : kUpdateTokens;
+  static constexpr int kUnit = kWindow == 4 ? kVector<io_t> : kChannels;   // elements of an access of the window
+  static constexpr int kUnits = kChannels * kWindow / kUnit;
+  PackOf<io_t, kChannels> pack[kTokens];
+  PackOf<io_t, kUnit> past[kUnits];   // [channel][column]
+  io_t* gmem_window;   // nullptr: padding
+
+  // Loads only: nothing here waits for a value but the slot's.
+  __device__ __forceinline__ void load(const ConvParams& p, int64_t n, int64_t c) {
+    const io_t* gmem_x = static_cast<const io_t*>(p.x.data) + p.x.offset(n) + c;
+    gmem_window = nullptr;
 #pragma unroll
     for (int t = 0; t < kTokens; ++t) {
       if (t < p.T) pack[t] = load_pack<io_t, kChannels>(gmem_x + t * p.x.stride[2]);
     }
 #pragma unroll
-    for (int i = 0; i < kWindow; ++i) {
-      if (!has_past) break;
-      unpack<io_t, kChannels>(load_pack<io_t, kChannels>(gmem_window + i * kChannels), window + i * kChannels);
-    }
-    load_weights<kChannels>(p, c, weight, bias);
+    for (int i = 0; i < kUnits; ++i) past[i] = {};
+    const int64_t slot = slot_of_row(p.slots, n, p.pool);
+    if (slot < 0) return;
+    gmem_window = static_cast<io_t*>(p.conv_state.data) + p.conv_state.offset(slot) + c * kWindow;
+    if (!p.has_initial_state.at(n)) return;
+#pragma unroll
+    for (int i = 0; i < kUnits; ++i) past[i] = load_pack<io_t, kUnit>(gmem_window + i * kUnit);
+  }
+
+  __device__ __forceinline__ void write(const ConvParams& p, int64_t n, int64_t c, const float* weight,
+                                        const float* bias) const {
+    io_t* gmem_out = static_cast<io_t*>(p.out.data) + p.out.offset(n) + c;
+    float window[kChannels * kWindow];
+#pragma unroll
+    for (int i = 0; i < kUnits; ++i) unpack<io_t, kUnit>(past[i], window + i * kUnit);
 #pragma unroll
     for (int t = 0; t < kTokens; ++t) {
       if (t >= p.T) break;
@@ -426,26 +320,52 @@ __global__ void __launch_bounds__(kThreads) conv_update(const __grid_constant__ 
       unpack<io_t, kChannels>(pack[t], x);
 #pragma unroll
       for (int e = 0; e < kChannels; ++e) {
-        float* past = window + e * kWindow;
+        float* taps = window + e * kWindow;
         acc[e] = bias[e];
 #pragma unroll
         for (int k = 0; k + 1 < kWidth; ++k) {
-          acc[e] = fma(weight[e * kWidth + k], past[kWindow - (kWidth - 1) + k], acc[e]);
+          acc[e] = fma(weight[e * kWidth + k], taps[kWindow - (kWidth - 1) + k], acc[e]);
         }
         acc[e] = fma(weight[e * kWidth + kWidth - 1], x[e], acc[e]);
 #pragma unroll
-        for (int k = 0; k + 1 < kWindow; ++k) past[k] = past[k + 1];
-        past[kWindow - 1] = x[e];
-      }
-      if (p.use_silu) {
-#pragma unroll
-        for (int e = 0; e < kChannels; ++e) acc[e] = silu(acc[e]);
+        for (int k = 0; k + 1 < kWindow; ++k) taps[k] = taps[k + 1];
+        taps[kWindow - 1] = x[e];
+        if (p.use_silu) acc[e] = silu(acc[e]);
+        if (gmem_window == nullptr) acc[e] = 0.0f;
       }
       store_pack<io_t, kChannels>(gmem_out + t * p.out.stride[2], acc);
     }
-    if (!p.write_state) continue;
+    if (!p.write_state || gmem_window == nullptr) return;
 #pragma unroll
-    for (int i = 0; i < kWindow; ++i) store_pack<io_t, kChannels>(gmem_window + i * kChannels, window + i * kChannels);
+    for (int i = 0; i < kUnits; ++i) store_pack<io_t, kUnit>(gmem_window + i * kUnit, window + i * kUnit);
+  }
+};
+
+// Update with channels contiguous, a dense window, and one dtype for x, out and conv_state.
+// Grid    x: ceil(N / kRows) * ceil(C / (kChannels * kThreads)), channels fastest.
+// Block   a thread per kChannels channels of kRows rows; all their loads are in flight before the first value is used.
+// Reads   x, the window by 16 bytes (a window of 3 in three parts), the weights once for all rows.
+// Writes  out and the window, likewise.
+// Needs   W = 4, window 3 or 4, C, strides and addresses in multiples of the accesses; kOneToken: T = 1. Any arch.
+template <class io_t, int kWindow, bool kOneToken>
+__global__ void __launch_bounds__(kThreads, kOneToken && kWindow == 4 ? 6 : 4)
+conv_update(const __grid_constant__ ConvParams p, const __grid_constant__ Tiles tiles) {
+  constexpr int kChannels = kUpdateChannels<io_t, kWindow>, kRows = kUpdateRows<kOneToken>;
+  for (int64_t block = blockIdx.x; block < tiles.num_blocks; block += gridDim.x) {
+    const int64_t group = block / tiles.fast;
+    const int64_t c = ((block - group * tiles.fast) * kThreads + threadIdx.x) * kChannels;
+    if (c >= p.C) continue;
+    UpdateRow<io_t, kWindow, kOneToken> row[kRows];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      if (group * kRows + r < p.N) row[r].load(p, group * kRows + r, c);
+    }
+    float weight[kChannels * kWidth], bias[kChannels];
+    load_weights<kChannels>(p, c, weight, bias);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      if (group * kRows + r < p.N) row[r].write(p, group * kRows + r, c, weight, bias);
+    }
   }
 }
 
@@ -471,12 +391,12 @@ Path pick(const ConvParams& p) {
 }
 
 bool can_vectorise_update(const ConvParams& p) {
-  const int64_t bytes = kUpdateChannels * dtype_size(p.x.dtype);
-  return p.width == kWidth && p.x.dtype == p.out.dtype && p.x.dtype == p.conv_state.dtype &&
-         p.C % kUpdateChannels == 0 && is_vector_axis(p.x, p, 1, bytes) && is_vector_axis(p.out, p, 1, bytes) &&
-         p.conv_state.stride[2] == 1 && p.conv_state.stride[1] == p.window &&
-         p.conv_state.stride[0] % kUpdateChannels == 0 &&
-         reinterpret_cast<uintptr_t>(p.conv_state.data) % bytes == 0;
+  const int64_t size = dtype_size(p.x.dtype), channels = p.window == kWidth ? 4 / size : 4;
+  const int64_t unit = p.window == kWidth ? 16 / size : 4;   // elements of an access of the window
+  return p.width == kWidth && p.x.dtype == p.out.dtype && p.x.dtype == p.conv_state.dtype && p.C % channels == 0 &&
+         is_vector_axis(p.x, p, 1, channels * size) && is_vector_axis(p.out, p, 1, channels * size) &&
+         p.conv_state.stride[2] == 1 && p.conv_state.stride[1] == p.window && p.conv_state.stride[0] % unit == 0 &&
+         reinterpret_cast<uintptr_t>(p.conv_state.data) % (unit * size) == 0;
 }
 
 Tiles head_tiles(const ConvParams& p, int64_t head_outputs) {
@@ -495,19 +415,18 @@ const char* launch_any(const ConvParams& p, Tiles tiles, void* stream) {
   return launch(conv_any, tiles.num_blocks, kThreads, 0, stream, p, tiles);
 }
 
-template <class io_t>
+template <class io_t, bool kPacked>
 const char* launch_channels(const ConvParams& p, Tiles tiles, void* stream) {
-  tiles.fast = p.C / kVector<io_t>;
-  const int64_t enough = int64_t{4} * kThreads * num_multiprocessors();   // threads that fill the chip once
-  for (tiles.run = kLongestRun; tiles.run > kRound; tiles.run /= 2) {
-    if (p.B * ceil_div(p.T, tiles.run) * tiles.fast >= enough) break;
-  }
+  tiles.fast = p.C / kRunChannels;
+  // Whole waves: as few as the longest run allows, then runs that fill them, beside the heads in the first.
+  const int64_t wave = int64_t{kRunBlocks<io_t, kPacked>} * num_multiprocessors(), items = p.B * tiles.fast;
+  const int64_t waves = ceil_div(ceil_div(p.T, kLongestRun) * items, wave * kThreads);
+  const int64_t room = (waves * wave - tiles.head_blocks) * kThreads / items;   // runs per row of x
+  const int64_t run = ceil_div(ceil_div(p.T, room < 1 ? 1 : room), kRound) * kRound;
+  tiles.run = static_cast<int>(run < kLongestRun ? run : kLongestRun);
   tiles.slow = ceil_div(p.T, tiles.run);
   tiles.num_blocks += ceil_div(p.B * tiles.slow * tiles.fast, kThreads);
-  if (p.seq_idx.given()) {
-    return launch(conv_channels<io_t, true>, tiles.num_blocks, kThreads, 0, stream, p, tiles);
-  }
-  return launch(conv_channels<io_t, false>, tiles.num_blocks, kThreads, 0, stream, p, tiles);
+  return launch(conv_channels<io_t, kPacked>, tiles.num_blocks, kThreads, 0, stream, p, tiles);
 }
 
 template <class io_t>
@@ -523,14 +442,11 @@ const char* launch_tokens(const ConvParams& p, Tiles tiles, void* stream) {
   return launch(conv_tokens<io_t>, tiles.num_blocks, kThreads, 0, stream, p, tiles);
 }
 
-template <class io_t>
+template <class io_t, int kWindow, bool kOneToken>
 const char* launch_update(const ConvParams& p, Tiles tiles, void* stream) {
-  tiles.fast = ceil_div(p.C, kUpdateChannels * kThreads);
-  tiles.num_blocks = p.N * tiles.fast;
-  const bool keeps_width = p.window == kWidth;
-  auto* kernel = p.T == 1 ? (keeps_width ? conv_update<io_t, 4, true> : conv_update<io_t, 3, true>)
-                          : (keeps_width ? conv_update<io_t, 4, false> : conv_update<io_t, 3, false>);
-  return launch(kernel, tiles.num_blocks, kThreads, 0, stream, p, tiles);
+  tiles.fast = ceil_div(p.C, kUpdateChannels<io_t, kWindow> * kThreads);
+  tiles.num_blocks = ceil_div(p.N, kUpdateRows<kOneToken>) * tiles.fast;
+  return launch(conv_update<io_t, kWindow, kOneToken>, tiles.num_blocks, kThreads, 0, stream, p, tiles);
 }
 
 }  // namespace
@@ -543,8 +459,13 @@ const char* causal_conv1d(const ConvParams& params, void* stream) {
   const char* error = nullptr;
   dispatch_dtype(params.x.dtype, [&](auto io) {
     using io_t = decltype(io);
-    error = path == Path::kChannels ? launch_channels<io_t>(params, tiles, stream)
-                                    : launch_tokens<io_t>(params, tiles, stream);
+    if (path == Path::kTokens) {
+      error = launch_tokens<io_t>(params, tiles, stream);
+    } else if (params.seq_idx.given()) {
+      error = launch_channels<io_t, true>(params, tiles, stream);
+    } else {
+      error = launch_channels<io_t, false>(params, tiles, stream);
+    }
   });
   return error;
 }
@@ -556,7 +477,13 @@ const char* causal_conv1d_update(const ConvParams& params, void* stream) {
     return launch(conv_any, heads.num_blocks, kThreads, 0, stream, params, heads);
   }
   const char* error = nullptr;
-  dispatch_dtype(params.x.dtype, [&](auto io) { error = launch_update<decltype(io)>(params, heads, stream); });
+  dispatch_dtype(params.x.dtype, [&](auto io) {
+    using io_t = decltype(io);
+    const bool keeps_width = params.window == kWidth;
+    auto* launcher = params.T == 1 ? (keeps_width ? launch_update<io_t, 4, true> : launch_update<io_t, 3, true>)
+                                   : (keeps_width ? launch_update<io_t, 4, false> : launch_update<io_t, 3, false>);
+    error = launcher(params, heads, stream);
+  });
   return error;
 }
 

@@ -18,6 +18,7 @@ namespace {
 constexpr int kThreads = 128;
 constexpr int kWarp = 32;
 constexpr unsigned kAllLanes = 0xffffffffu;
+constexpr int kOwned = 4;   // adjacent residues per lane of the vectorised kernel: few registers, so many warps
 
 // Where a group lies: element offsets of its first element, and the row of `weight` it begins with.
 struct GroupAt {
@@ -75,15 +76,30 @@ __global__ void __launch_bounds__(kThreads) norm_any(const __grid_constant__ Nor
   }
 }
 
-// Elements contiguous, one dtype for x, z and out, groups of up to 32 * kSteps elements.
+// Weights of the kOwned elements from each first + 32 j that lies in the group, [kSteps][kOwned].
+template <class weight_t, int kSteps>
+__device__ __forceinline__ void load_weights(const weight_t* gmem_weight, int first, int group_size,
+                                             float (&weight)[kSteps][kOwned]) {
+  PackOf<weight_t, kOwned> pack[kSteps] = {};
+#pragma unroll
+  for (int j = 0; j < kSteps; ++j) {
+    const int i = j * kResidues + first;
+    if (i < group_size) pack[j] = load_pack<weight_t, kOwned>(gmem_weight + i);
+  }
+#pragma unroll
+  for (int j = 0; j < kSteps; ++j) unpack<weight_t, kOwned>(pack[j], weight[j]);
+}
+
+// Elements contiguous, one dtype for x, z and out, dense weights, groups of up to 32 * kSteps elements.
 // Grid    x: groups / (kThreads / kLanes).   Block: kLanes lanes per group; lane l owns the kOwned adjacent residues
 //         from l * kOwned on, so the first levels of the tree are its own and the rest are shuffles.
-// Reads   x and z once, all 16-byte loads of a group in flight at once, weight.   Writes out by 16 bytes.
-// Needs   group_size, strides and addresses in multiples of 16 bytes; any arch.
-template <class io_t, int kSteps>
-__global__ void __launch_bounds__(kThreads) norm_vectors(const __grid_constant__ NormParams p, int64_t num_groups,
-                                                         int64_t num_blocks) {
-  constexpr int kOwned = kVector<io_t>, kLanes = kResidues / kOwned;
+// Reads   x, z and weight once, all loads of a group in flight at once, by 8 or 16 bytes.   Writes out likewise.
+// Needs   group_size, strides and addresses in multiples of 16 bytes; any arch. The activation and the order are
+//         constants: with both of each in one kernel its code leaves the instruction cache.
+template <class io_t, int kSteps, bool kUseSilu, bool kNormBeforeGate>
+__global__ void __launch_bounds__(kThreads, kSteps == 4 ? 6 : 4)
+norm_vectors(const __grid_constant__ NormParams p, int64_t num_groups, int64_t num_blocks) {
+  constexpr int kLanes = kResidues / kOwned;
   const int first = threadIdx.x % kLanes * kOwned, group_size = static_cast<int>(p.group_size);
   for (int64_t block = blockIdx.x; block < num_blocks; block += gridDim.x) {
     const int64_t wanted = block * (kThreads / kLanes) + threadIdx.x / kLanes;
@@ -101,18 +117,25 @@ __global__ void __launch_bounds__(kThreads) norm_vectors(const __grid_constant__
         pack_z[j] = load_pack<io_t, kOwned>(gmem_z + i);
       }
     }
-    float x[kSteps][kOwned], partial[kOwned] = {};
+    float weight[kSteps][kOwned];
+    if (p.weight.dtype == DType::kFloat32) {
+      load_weights(static_cast<const float*>(p.weight.data) + at.weight, first, group_size, weight);
+    } else if (p.weight.dtype == DType::kBFloat16) {
+      load_weights(static_cast<const bf16_t*>(p.weight.data) + at.weight, first, group_size, weight);
+    } else {
+      load_weights(static_cast<const fp16_t*>(p.weight.data) + at.weight, first, group_size, weight);
+    }
+    float x[kSteps][kOwned], gate[kSteps][kOwned], partial[kOwned] = {};
 #pragma unroll
     for (int j = 0; j < kSteps; ++j) {
       unpack<io_t, kOwned>(pack_x[j], x[j]);
-      if (!p.norm_before_gate) {
-        float z[kOwned];
-        unpack<io_t, kOwned>(pack_z[j], z);
+      unpack<io_t, kOwned>(pack_z[j], gate[j]);
 #pragma unroll
-        for (int e = 0; e < kOwned; ++e) x[j][e] = mul(x[j][e], activate_gate(z[e], p.use_silu));
+      for (int e = 0; e < kOwned; ++e) {
+        gate[j][e] = activate_gate(gate[j][e], kUseSilu);
+        if (!kNormBeforeGate) x[j][e] = mul(x[j][e], gate[j][e]);
+        partial[e] = fma(x[j][e], x[j][e], partial[e]);   // past the group: zeros
       }
-#pragma unroll
-      for (int e = 0; e < kOwned; ++e) partial[e] = fma(x[j][e], x[j][e], partial[e]);   // past the group: zeros
     }
 #pragma unroll
     for (int width = 1; width < kOwned; width *= 2) {
@@ -124,15 +147,11 @@ __global__ void __launch_bounds__(kThreads) norm_vectors(const __grid_constant__
     for (int j = 0; j < kSteps; ++j) {
       const int i = j * kResidues + first;
       if (i >= group_size || !exists) continue;
-      float weight[kOwned], out[kOwned];
-      load_rows<kOwned, 1>(p.weight, at.weight + i, weight);
+      float out[kOwned];
 #pragma unroll
-      for (int e = 0; e < kOwned; ++e) out[e] = mul(mul(x[j][e], factor), weight[e]);
-      if (p.norm_before_gate) {
-        float z[kOwned];
-        unpack<io_t, kOwned>(pack_z[j], z);
-#pragma unroll
-        for (int e = 0; e < kOwned; ++e) out[e] = mul(out[e], activate_gate(z[e], p.use_silu));
+      for (int e = 0; e < kOwned; ++e) {
+        out[e] = mul(mul(x[j][e], factor), weight[j][e]);
+        if (kNormBeforeGate) out[e] = mul(out[e], gate[j][e]);
       }
       store_pack<io_t, kOwned>(gmem_out + i, out);
     }
@@ -151,13 +170,17 @@ int pick(const NormParams& p) {
   const bool is_uniform = p.x.dtype == p.z.dtype && p.x.dtype == p.out.dtype;
   if (!is_uniform || p.group_size % (16 / dtype_size(p.x.dtype)) != 0) return 0;
   if (!is_vector_view(p.x, p) || !is_vector_view(p.z, p) || !is_vector_view(p.out, p)) return 0;
+  if (p.weight.stride[0] != 1 || reinterpret_cast<uintptr_t>(p.weight.data) % 16 != 0) return 0;
   return p.group_size <= 128 ? 4 : (p.group_size <= 256 ? 8 : 0);
 }
 
-template <class io_t>
-const char* launch_vectors(const NormParams& p, int64_t num_groups, int num_steps, void* stream) {
-  const int64_t num_blocks = ceil_div(num_groups, kThreads / (kResidues / kVector<io_t>));
-  auto* kernel = num_steps == 4 ? norm_vectors<io_t, 4> : norm_vectors<io_t, 8>;
+template <class io_t, int kSteps>
+const char* launch_vectors(const NormParams& p, int64_t num_groups, void* stream) {
+  const int64_t num_blocks = ceil_div(num_groups, kThreads / (kResidues / kOwned));
+  auto* kernel = p.use_silu ? (p.norm_before_gate ? norm_vectors<io_t, kSteps, true, true>
+                                                  : norm_vectors<io_t, kSteps, true, false>)
+                            : (p.norm_before_gate ? norm_vectors<io_t, kSteps, false, true>
+                                                  : norm_vectors<io_t, kSteps, false, false>);
   return launch(kernel, num_blocks, kThreads, 0, stream, p, num_groups, num_blocks);
 }
 
@@ -172,7 +195,9 @@ const char* rms_norm_gated(const NormParams& params, void* stream) {
   }
   const char* error = nullptr;
   dispatch_dtype(params.x.dtype, [&](auto io) {
-    error = launch_vectors<decltype(io)>(params, num_groups, num_steps, stream);
+    using io_t = decltype(io);
+    error = num_steps == 4 ? launch_vectors<io_t, 4>(params, num_groups, stream)
+                           : launch_vectors<io_t, 8>(params, num_groups, stream);
   });
   return error;
 }

@@ -14,8 +14,9 @@ ENABLED = os.environ.get("GATED_DELTANET_CHECK", "0") not in ("", "0")
 
 
 def _skips(tensor):
-    is_captured = tensor.is_cuda and torch.cuda.is_current_stream_capturing()
-    return torch.compiler.is_compiling() or tensor.is_meta or is_captured or type(tensor).__name__ == "FakeTensor"
+    if torch.compiler.is_compiling() or tensor.is_meta or type(tensor).__name__ == "FakeTensor":
+        return True
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _require(ok, message):
