@@ -94,17 +94,23 @@ struct FoldParams {
   TableView slots, ring_slots;   // [layers, batch]
   IndexView num_accepted;        // [batch] leading records to fold; outside [1, ring_length]: the row is skipped
 
-  // What layer and row say: slot < 0: skip.
+  // What the tables say of a row of a layer, and what that means: slot < 0: skip. Two steps, so that nobody waits in between.
+  struct Entry {
+    int64_t count, ring_slot, slot;
+  };
   struct Row {
     int64_t slot, ring_row;
     int count;
   };
-  GDN_INLINE Row row(int64_t layer, int64_t n) const {
-    const int64_t count = num_accepted.at(n), ring_slot = ring_slots.at(layer, n), slot = slots.at(layer, n);   // at once
-    const int64_t ring_row = slot_or_padding(ring_slot, ring_rows);
-    if (count < 1 || count > ring_length || ring_row < 0) return {-1, -1, 0};
-    return {slot_or_padding(slot, pool), ring_row, static_cast<int>(count)};
+  GDN_INLINE Entry entry(int64_t layer, int64_t n) const {
+    return {num_accepted.at(n), ring_slots.at(layer, n), slots.at(layer, n)};
   }
+  GDN_INLINE Row row(const Entry& entry) const {
+    const int64_t ring_row = slot_or_padding(entry.ring_slot, ring_rows);
+    if (entry.count < 1 || entry.count > ring_length || ring_row < 0) return {-1, -1, 0};
+    return {slot_or_padding(entry.slot, pool), ring_row, static_cast<int>(entry.count)};
+  }
+  GDN_INLINE Row row(int64_t layer, int64_t n) const { return row(entry(layer, n)); }
 };
 
 struct ConvParams {

@@ -19,6 +19,11 @@ struct IndexView {
     return is_int64 ? static_cast<const int64_t*>(data)[i * stride]
                     : static_cast<int64_t>(static_cast<const int32_t*>(data)[i * stride]);
   }
+  // The same from memory itself, while somebody may still be writing it: a hint.
+  GDN_INLINE int64_t peek(int64_t i) const {
+    return is_int64 ? static_cast<const volatile int64_t*>(data)[i * stride]
+                    : static_cast<int64_t>(static_cast<const volatile int32_t*>(data)[i * stride]);
+  }
 };
 
 // A slot as it came, or -1 for padding: any value outside [0, pool_size).

@@ -10,6 +10,8 @@
 #include "conv_elements.cuh"
 #include "launch.cuh"
 #include "ops.h"
+#include "ptx/cp_async.cuh"
+#include "ptx/pdl.cuh"
 #include "tile/pack.cuh"
 
 namespace gdn::cuda {
@@ -28,8 +30,14 @@ constexpr int kRunBlocks = sizeof(io_t) == 2 && !kPacked ? 6 : 5;
 // Channels per thread of the vectorised update: one 16-byte access of a window of 4, or three of a window of 3.
 template <class io_t, int kWindow>
 constexpr int kUpdateChannels = kWindow == 4 ? 4 / static_cast<int>(sizeof(io_t)) : 4;
-template <bool kOneToken>
-constexpr int kUpdateRows = kOneToken ? 4 : 1;   // rows per thread of the vectorised update
+template <class io_t, int kWindow>
+constexpr int kUpdateUnit = kWindow == 4 ? kVector<io_t> : 4;   // elements of an access of the window
+constexpr int kUpdateRows = 2;   // rows per thread of the update of one token
+
+struct UpdateTiles {
+  uint32_t fast, num_blocks;   // blocks along the channels, blocks
+  uint32_t channels, rows;
+};
 
 // ---- nothing vectorised ----
 
@@ -277,40 +285,134 @@ __global__ void __launch_bounds__(kThreads, 6) conv_tokens(const __grid_constant
   }
 }
 
-// ---- one to eight tokens behind a kept window ----
+// ---- what updates share ----
 
-// One row of an update, kChannels channels: what was loaded, and what becomes of it.
-template <class io_t, int kWindow, bool kOneToken>
-struct UpdateRow {
-  static constexpr int kChannels = kUpdateChannels<io_t, kWindow>, kTokens = kOneToken ? 1 : kUpdateTokens;
-  static constexpr int kUnit = kWindow == 4 ? kVector<io_t> : kChannels;   // elements of an access of the window
-  static constexpr int kUnits = kChannels * kWindow / kUnit;
-  PackOf<io_t, kChannels> pack[kTokens];
-  PackOf<io_t, kUnit> past[kUnits];   // [channel][column]
-  io_t* gmem_window;   // nullptr: padding
+// One channel's output for a new token, which then is the newest column of its window.
+template <int kWindow>
+__device__ __forceinline__ float push_token(const float* weight, float bias, float x, float* window) {
+  float acc = bias;
+#pragma unroll
+  for (int k = 0; k + 1 < kWidth; ++k) acc = fma(weight[k], window[kWindow - (kWidth - 1) + k], acc);
+#pragma unroll
+  for (int k = 0; k + 1 < kWindow; ++k) window[k] = window[k + 1];
+  window[kWindow - 1] = x;
+  return fma(weight[kWidth - 1], x, acc);
+}
 
-  // Loads only: nothing here waits for a value but the slot's.
-  __device__ __forceinline__ void load(const ConvParams& p, int64_t n, int64_t c) {
-    const io_t* gmem_x = static_cast<const io_t*>(p.x.data) + p.x.offset(n) + c;
-    gmem_window = nullptr;
+template <int kCount>
+__device__ __forceinline__ void finish_outputs(float (&acc)[kCount], bool use_silu, bool is_live) {
+#pragma unroll
+  for (int e = 0; e < kCount; ++e) {
+    if (use_silu) acc[e] = silu(acc[e]);
+    if (!is_live) acc[e] = 0.0f;
+  }
+}
+
+// ---- one token behind a kept window ----
+
+// Update of one token with channels contiguous, a dense window, and one dtype for all tensors.
+// Grid    x: ceil(N / kUpdateRows) * ceil(C / (kChannels * kThreads)), channels fastest.
+// Block   a thread per kChannels channels of kUpdateRows rows: slots first, then every load, then the work.
+// Reads   x, the window by 16 bytes (a window of 3 in three parts), the weights once for all rows.
+// Writes  out and the window, likewise.
+// Early   the grid starts while the one before it drains, and has its rows brought to the L2 before it waits for that
+//         one. The slots are looked at past the L1 for this, and read once more behind the wait: they only say what to bring.
+// Needs   W = 4, window 3 or 4; weights and bias dense; C, strides and addresses in multiples of the accesses. Any arch.
+template <class io_t, int kWindow>
+__global__ void __launch_bounds__(kThreads, kWindow == 4 ? 8 : 6)
+conv_update_token(const __grid_constant__ ConvParams p, const __grid_constant__ UpdateTiles tiles) {
+  constexpr int kChannels = kUpdateChannels<io_t, kWindow>, kRows = kUpdateRows, kUnit = kUpdateUnit<io_t, kWindow>;
+  constexpr int kUnits = kChannels * kWindow / kUnit;
+  for (uint32_t block = blockIdx.x; block < tiles.num_blocks; block += gridDim.x) {
+    const uint32_t group = block / tiles.fast, n0 = group * kRows;
+    const uint32_t c = ((block - group * tiles.fast) * kThreads + threadIdx.x) * kChannels;
+    const uint32_t rows = c < tiles.channels ? tiles.rows - n0 : 0;   // or more
+    const io_t* const gmem_x = static_cast<const io_t*>(p.x.data) + p.x.offset(n0) + c;
+    io_t* const gmem_out = static_cast<io_t*>(p.out.data) + p.out.offset(n0) + c;
+    io_t* const gmem_pool = static_cast<io_t*>(p.conv_state.data) + c * kWindow;
+    if (block == blockIdx.x) {
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        if (r >= rows) continue;
+        ptx::prefetch_l2(gmem_x + r * p.x.stride[0]);
+        const int64_t slot = slot_or_padding(p.slots.given() ? p.slots.peek(n0 + r) : n0 + r, p.pool);
+        if (slot >= 0) ptx::prefetch_l2(gmem_pool + slot * p.conv_state.stride[0]);
+      }
+      ptx::griddepcontrol_wait();
+      ptx::griddepcontrol_launch_dependents();
+    }
+    if (rows == 0) continue;
+    io_t* gmem_window[kRows];   // nullptr: padding
+    bool has_past[kRows];
+    PackOf<io_t, kChannels> pack[kRows];
+    PackOf<io_t, kUnit> past[kRows][kUnits];   // [channel][column]
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const int64_t slot = r < rows ? slot_of_row(p.slots, n0 + r, p.pool) : -1;
+      gmem_window[r] = slot >= 0 ? gmem_pool + slot * p.conv_state.stride[0] : nullptr;
+      has_past[r] = slot >= 0 && p.has_initial_state.at(n0 + r);
+    }
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      if (r < rows) pack[r] = load_pack<io_t, kChannels>(gmem_x + r * p.x.stride[0]);
+#pragma unroll
+      for (int i = 0; i < kUnits; ++i) {
+        past[r][i] = {};
+        if (has_past[r]) past[r][i] = load_pack_streaming<io_t, kUnit>(gmem_window[r] + i * kUnit);
+      }
+    }
+    float weight[kChannels * kWidth], bias[kChannels] = {};
+    load_dense<io_t, kChannels * kWidth>(static_cast<const io_t*>(p.weight.data) + c * kWidth, weight);
+    if (p.bias.given()) load_dense<io_t, kChannels>(static_cast<const io_t*>(p.bias.data) + c, bias);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      if (r >= rows) break;
+      float window[kChannels * kWindow], x[kChannels], acc[kChannels];
+#pragma unroll
+      for (int i = 0; i < kUnits; ++i) unpack<io_t, kUnit>(past[r][i], window + i * kUnit);
+      unpack<io_t, kChannels>(pack[r], x);
+#pragma unroll
+      for (int e = 0; e < kChannels; ++e) acc[e] = push_token<kWindow>(weight + e * kWidth, bias[e], x[e], window + e * kWindow);
+      finish_outputs<kChannels>(acc, p.use_silu, gmem_window[r] != nullptr);
+      store_pack<io_t, kChannels>(gmem_out + r * p.out.stride[0], acc);
+      if (!p.write_state || gmem_window[r] == nullptr) continue;
+#pragma unroll
+      for (int i = 0; i < kUnits; ++i) store_pack<io_t, kUnit>(gmem_window[r] + i * kUnit, window + i * kUnit);
+    }
+  }
+}
+
+// ---- two to eight tokens behind a kept window ----
+
+// Update of up to kUpdateTokens tokens with channels contiguous, a dense window, and one dtype for x, out and conv_state.
+// Grid    x: N * ceil(C / (kChannels * kThreads)), channels fastest.
+// Block   a thread per kChannels channels of a row; all its loads are in flight before the first value is used.
+// Reads, writes and needs as conv_update_token, but weights and bias of any dtype and strides.
+template <class io_t, int kWindow>
+__global__ void __launch_bounds__(kThreads, 4)
+conv_update_tokens(const __grid_constant__ ConvParams p, const __grid_constant__ UpdateTiles tiles) {
+  constexpr int kChannels = kUpdateChannels<io_t, kWindow>, kTokens = kUpdateTokens, kUnit = kUpdateUnit<io_t, kWindow>;
+  constexpr int kUnits = kChannels * kWindow / kUnit;
+  for (uint32_t block = blockIdx.x; block < tiles.num_blocks; block += gridDim.x) {
+    const uint32_t n = block / tiles.fast;
+    const uint32_t c = ((block - n * tiles.fast) * kThreads + threadIdx.x) * kChannels;
+    if (c >= tiles.channels) continue;
+    const io_t* const gmem_x = static_cast<const io_t*>(p.x.data) + p.x.offset(n) + c;
+    io_t* const gmem_out = static_cast<io_t*>(p.out.data) + p.out.offset(n) + c;
+    PackOf<io_t, kChannels> pack[kTokens];
+    PackOf<io_t, kUnit> past[kUnits] = {};   // [channel][column]
 #pragma unroll
     for (int t = 0; t < kTokens; ++t) {
       if (t < p.T) pack[t] = load_pack<io_t, kChannels>(gmem_x + t * p.x.stride[2]);
     }
-#pragma unroll
-    for (int i = 0; i < kUnits; ++i) past[i] = {};
     const int64_t slot = slot_of_row(p.slots, n, p.pool);
-    if (slot < 0) return;
-    gmem_window = static_cast<io_t*>(p.conv_state.data) + p.conv_state.offset(slot) + c * kWindow;
-    if (!p.has_initial_state.at(n)) return;
+    io_t* const gmem_window = static_cast<io_t*>(p.conv_state.data) + p.conv_state.offset(slot) + c * kWindow;
+    if (slot >= 0 && p.has_initial_state.at(n)) {
 #pragma unroll
-    for (int i = 0; i < kUnits; ++i) past[i] = load_pack<io_t, kUnit>(gmem_window + i * kUnit);
-  }
-
-  __device__ __forceinline__ void write(const ConvParams& p, int64_t n, int64_t c, const float* weight,
-                                        const float* bias) const {
-    io_t* gmem_out = static_cast<io_t*>(p.out.data) + p.out.offset(n) + c;
-    float window[kChannels * kWindow];
+      for (int i = 0; i < kUnits; ++i) past[i] = load_pack<io_t, kUnit>(gmem_window + i * kUnit);
+    }
+    float weight[kChannels * kWidth], bias[kChannels], window[kChannels * kWindow];
+    load_weights<kChannels>(p, c, weight, bias);
 #pragma unroll
     for (int i = 0; i < kUnits; ++i) unpack<io_t, kUnit>(past[i], window + i * kUnit);
 #pragma unroll
@@ -319,53 +421,13 @@ struct UpdateRow {
       float x[kChannels], acc[kChannels];
       unpack<io_t, kChannels>(pack[t], x);
 #pragma unroll
-      for (int e = 0; e < kChannels; ++e) {
-        float* taps = window + e * kWindow;
-        acc[e] = bias[e];
-#pragma unroll
-        for (int k = 0; k + 1 < kWidth; ++k) {
-          acc[e] = fma(weight[e * kWidth + k], taps[kWindow - (kWidth - 1) + k], acc[e]);
-        }
-        acc[e] = fma(weight[e * kWidth + kWidth - 1], x[e], acc[e]);
-#pragma unroll
-        for (int k = 0; k + 1 < kWindow; ++k) taps[k] = taps[k + 1];
-        taps[kWindow - 1] = x[e];
-        if (p.use_silu) acc[e] = silu(acc[e]);
-        if (gmem_window == nullptr) acc[e] = 0.0f;
-      }
+      for (int e = 0; e < kChannels; ++e) acc[e] = push_token<kWindow>(weight + e * kWidth, bias[e], x[e], window + e * kWindow);
+      finish_outputs<kChannels>(acc, p.use_silu, slot >= 0);
       store_pack<io_t, kChannels>(gmem_out + t * p.out.stride[2], acc);
     }
-    if (!p.write_state || gmem_window == nullptr) return;
+    if (!p.write_state || slot < 0) continue;
 #pragma unroll
     for (int i = 0; i < kUnits; ++i) store_pack<io_t, kUnit>(gmem_window + i * kUnit, window + i * kUnit);
-  }
-};
-
-// Update with channels contiguous, a dense window, and one dtype for x, out and conv_state.
-// Grid    x: ceil(N / kRows) * ceil(C / (kChannels * kThreads)), channels fastest.
-// Block   a thread per kChannels channels of kRows rows; all their loads are in flight before the first value is used.
-// Reads   x, the window by 16 bytes (a window of 3 in three parts), the weights once for all rows.
-// Writes  out and the window, likewise.
-// Needs   W = 4, window 3 or 4, C, strides and addresses in multiples of the accesses; kOneToken: T = 1. Any arch.
-template <class io_t, int kWindow, bool kOneToken>
-__global__ void __launch_bounds__(kThreads, kOneToken && kWindow == 4 ? 6 : 4)
-conv_update(const __grid_constant__ ConvParams p, const __grid_constant__ Tiles tiles) {
-  constexpr int kChannels = kUpdateChannels<io_t, kWindow>, kRows = kUpdateRows<kOneToken>;
-  for (int64_t block = blockIdx.x; block < tiles.num_blocks; block += gridDim.x) {
-    const int64_t group = block / tiles.fast;
-    const int64_t c = ((block - group * tiles.fast) * kThreads + threadIdx.x) * kChannels;
-    if (c >= p.C) continue;
-    UpdateRow<io_t, kWindow, kOneToken> row[kRows];
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      if (group * kRows + r < p.N) row[r].load(p, group * kRows + r, c);
-    }
-    float weight[kChannels * kWidth], bias[kChannels];
-    load_weights<kChannels>(p, c, weight, bias);
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      if (group * kRows + r < p.N) row[r].write(p, group * kRows + r, c, weight, bias);
-    }
   }
 }
 
@@ -393,10 +455,16 @@ Path pick(const ConvParams& p) {
 bool can_vectorise_update(const ConvParams& p) {
   const int64_t size = dtype_size(p.x.dtype), channels = p.window == kWidth ? 4 / size : 4;
   const int64_t unit = p.window == kWidth ? 16 / size : 4;   // elements of an access of the window
-  return p.width == kWidth && p.x.dtype == p.out.dtype && p.x.dtype == p.conv_state.dtype && p.C % channels == 0 &&
+  return p.width == kWidth && p.x.dtype == p.out.dtype && p.x.dtype == p.conv_state.dtype && p.C % channels == 0 && p.C < (1 << 28) &&
          is_vector_axis(p.x, p, 1, channels * size) && is_vector_axis(p.out, p, 1, channels * size) &&
          p.conv_state.stride[2] == 1 && p.conv_state.stride[1] == p.window && p.conv_state.stride[0] % unit == 0 &&
          reinterpret_cast<uintptr_t>(p.conv_state.data) % (unit * size) == 0;
+}
+
+bool has_dense_weights(const ConvParams& p) {
+  const bool same = p.weight.dtype == p.x.dtype && (!p.bias.given() || p.bias.dtype == p.x.dtype);
+  const bool dense = p.weight.stride[1] == 1 && p.weight.stride[0] == kWidth && (!p.bias.given() || p.bias.stride[0] == 1);
+  return same && dense && (reinterpret_cast<uintptr_t>(p.weight.data) | reinterpret_cast<uintptr_t>(p.bias.data)) % 16 == 0;
 }
 
 Tiles head_tiles(const ConvParams& p, int64_t head_outputs) {
@@ -442,11 +510,16 @@ const char* launch_tokens(const ConvParams& p, Tiles tiles, void* stream) {
   return launch(conv_tokens<io_t>, tiles.num_blocks, kThreads, 0, stream, p, tiles);
 }
 
-template <class io_t, int kWindow, bool kOneToken>
-const char* launch_update(const ConvParams& p, Tiles tiles, void* stream) {
-  tiles.fast = ceil_div(p.C, kUpdateChannels<io_t, kWindow> * kThreads);
-  tiles.num_blocks = ceil_div(p.N, kUpdateRows<kOneToken>) * tiles.fast;
-  return launch(conv_update<io_t, kWindow, kOneToken>, tiles.num_blocks, kThreads, 0, stream, p, tiles);
+template <class io_t, int kWindow>
+const char* launch_update(const ConvParams& p, void* stream) {
+  const bool is_token = p.T == 1 && has_dense_weights(p);
+  const int64_t fast = ceil_div(p.C, kUpdateChannels<io_t, kWindow> * kThreads);
+  const int64_t num_blocks = ceil_div(p.N, is_token ? kUpdateRows : 1) * fast;
+  const UpdateTiles tiles = {static_cast<uint32_t>(fast), static_cast<uint32_t>(num_blocks),
+                             static_cast<uint32_t>(p.C), static_cast<uint32_t>(p.N)};
+  if (num_blocks > kMaxBlocks || p.N > kMaxBlocks) return "more than 2^31 - 1 blocks";
+  return is_token ? launch_early(conv_update_token<io_t, kWindow>, num_blocks, kThreads, 0, stream, p, tiles)
+                  : launch(conv_update_tokens<io_t, kWindow>, num_blocks, kThreads, 0, stream, p, tiles);
 }
 
 }  // namespace
@@ -479,10 +552,7 @@ const char* causal_conv1d_update(const ConvParams& params, void* stream) {
   const char* error = nullptr;
   dispatch_dtype(params.x.dtype, [&](auto io) {
     using io_t = decltype(io);
-    const bool keeps_width = params.window == kWidth;
-    auto* launcher = params.T == 1 ? (keeps_width ? launch_update<io_t, 4, true> : launch_update<io_t, 3, true>)
-                                   : (keeps_width ? launch_update<io_t, 4, false> : launch_update<io_t, 3, false>);
-    error = launcher(params, heads, stream);
+    error = params.window == kWidth ? launch_update<io_t, 4>(params, stream) : launch_update<io_t, 3>(params, stream);
   });
   return error;
 }

@@ -168,9 +168,9 @@ __device__ __forceinline__ void finish(const LaneRole<Cut>& role, const Output<C
 // `next` receives the operands at `next_source`: behind the shuffles of f, since reads from shared memory share a queue with
 // them, and under the write. The __syncwarp keeps them there; where a chunk begins, the barrier stands before it.
 template <class Cut>
-__device__ __forceinline__ void step(const LaneRole<Cut>& role, const Operands<Cut>& x, float* smem_out,
-                                     const LaneSource& next_source, bool begins_chunk, Operands<Cut>& next,
-                                     Fragment<Cut>& fragment, Output<Cut>& output) {
+__device__ __forceinline__ void step(const Tiling& tiling, const LaneRole<Cut>& role, const Operands<Cut>& x,
+                                     float* smem_out, const LaneSource& next_source, bool begins_chunk,
+                                     Operands<Cut>& next, Fragment<Cut>& fragment, Output<Cut>& output) {
   float u_parts[Cut::kColumns], w_parts[Cut::kColumns];
 #pragma unroll
   for (int c = 0; c < Cut::kColumns; ++c) u_parts[c] = sum_in_lane<true>(x, fragment, c);
@@ -190,7 +190,7 @@ __device__ __forceinline__ void step(const LaneRole<Cut>& role, const Operands<C
   output = {{}, scalars.scale_sq, scalars.kq, scalars.alpha, own_f, smem_out};
 #pragma unroll
   for (int c = 0; c < Cut::kColumns; ++c) output.w_parts[c] = w_parts[c];
-  if (begins_chunk) __syncthreads();
+  if (begins_chunk) meet_other_role(tiling);
   if constexpr (Cut::kOverlaps) {
     __syncwarp();
     read_operands(next_source, next);
@@ -220,12 +220,12 @@ __device__ __forceinline__ void run_in_turn(const Tiling& tiling, int64_t length
   Output<Cut> output;
   int place = 0;   // of the chunk in shared memory
   for (int64_t first = 0; first < length; first += tiling.chunk) {
-    __syncthreads();   // the chunk is staged
+    meet_other_role(tiling);   // the chunk is staged
     LaneSource source = lane_source.plus(place);
     const int count = static_cast<int>(length - first < tiling.chunk ? length - first : tiling.chunk);
     for (int i = 0; i < count; ++i, source = source.plus(kFloats)) {
       read_operands(source, x);
-      step(role, x, source.v + kMaxValues, source, false, x, fragment, output);
+      step(tiling, role, x, source.v + kMaxValues, source, false, x, fragment, output);
     }
     place = place + chunk < kRing * chunk ? place + chunk : 0;
     if constexpr (Cut::kKeeps) look(first + count);
@@ -243,22 +243,22 @@ __device__ __forceinline__ void run_overlapped(const Tiling& tiling, int64_t len
   Operands<Cut> even, odd;
   Output<Cut> output = {};
   output.smem = source.v + ring * kFloats + kMaxValues;
-  __syncthreads();   // the first chunk is staged
+  meet_other_role(tiling);   // the first chunk is staged
   read_operands(source, even);
   int64_t left = length;
   int left_of_chunk = tiling.chunk, left_of_ring = ring;
   for (; left > 1; left -= 2) {
     const LaneSource second = source.plus(kFloats);
-    step(role, even, source.v + kMaxValues, second, false, odd, fragment, output);
+    step(tiling, role, even, source.v + kMaxValues, second, false, odd, fragment, output);
     left_of_chunk -= 2;
     left_of_ring -= 2;
     source = source.plus(left_of_ring > 0 ? 2 * kFloats : (2 - ring) * kFloats);
     const bool begins_chunk = left_of_chunk == 0 && left > 2;
     if (left_of_chunk == 0) left_of_chunk = tiling.chunk;
     if (left_of_ring == 0) left_of_ring = ring;
-    step(role, odd, second.v + kMaxValues, source, begins_chunk, even, fragment, output);
+    step(tiling, role, odd, second.v + kMaxValues, source, begins_chunk, even, fragment, output);
   }
-  if (left > 0) step(role, even, source.v + kMaxValues, source, false, odd, fragment, output);
+  if (left > 0) step(tiling, role, even, source.v + kMaxValues, source, false, odd, fragment, output);
   finish(role, output);
 }
 
@@ -267,7 +267,7 @@ __device__ __forceinline__ void run_computing(const Tiling& tiling, int64_t leng
                                               const LaneRole<Cut>& role, Fragment<Cut>& fragment, Look&& look) {
   if constexpr (Cut::kOverlaps) run_overlapped(tiling, length, lane_source, role, fragment);
   else run_in_turn(tiling, length, lane_source, role, fragment, look);
-  __syncthreads();   // for the staging warps: everything is computed
+  meet_other_role(tiling);   // for the staging warps: everything is computed
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include "../../common/gates.h"
 #include "../../common/params.h"
+#include "../ptx/bar.cuh"
 
 namespace gdn::cuda {
 namespace {
@@ -44,6 +45,14 @@ struct Tiling {
   int chunk;        // tokens of a chunk, an even number
   int64_t head_groups, tiles;
 };
+
+// Where the two roles meet, all warps of the block, each at its own place in the program: a barrier with a number and a count.
+// (__syncthreads would do the same, but it is only for threads that come to the same one.)
+constexpr int kChunkBarrier = 1;
+
+__device__ __forceinline__ void meet_other_role(const Tiling& tiling) {
+  ptx::bar_sync(kChunkBarrier, 32 * (tiling.tile_warps + tiling.stagers));
+}
 
 // Several adjacent elements, moved at once.
 template <class T, int kCount>

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "../../common/view.h"
+#include "../ptx/ld_st.cuh"
 
 namespace gdn::cuda {
 
@@ -22,6 +23,18 @@ using PackOf = Words<static_cast<int>(sizeof(io_t)) * kCount>;
 template <class io_t, int kCount>
 GDN_INLINE PackOf<io_t, kCount> load_pack(const io_t* gmem) {
   return *reinterpret_cast<const PackOf<io_t, kCount>*>(gmem);
+}
+
+// The same past the L1, in a place of the program that the compiler keeps, where the access has 16 bytes.
+template <class io_t, int kCount>
+__device__ __forceinline__ PackOf<io_t, kCount> load_pack_streaming(const io_t* gmem) {
+  PackOf<io_t, kCount> pack;
+  if constexpr (sizeof(pack) == 16) {
+    ptx::ld_global_streaming_v4(gmem, pack.word);
+  } else {
+    pack = load_pack<io_t, kCount>(gmem);
+  }
+  return pack;
 }
 
 template <class io_t, int kCount>
@@ -63,6 +76,14 @@ __device__ __forceinline__ PackOf<io_t, kCount> round_to_pack(const float* x) {
 template <class io_t, int kCount>
 __device__ __forceinline__ void store_pack(io_t* gmem, const float* x) {
   *reinterpret_cast<PackOf<io_t, kCount>*>(gmem) = round_to_pack<io_t, kCount>(x);
+}
+
+// kCount neighbours, by accesses of 16 bytes or, if they are fewer, of one.
+template <class io_t, int kCount>
+__device__ __forceinline__ void load_dense(const io_t* gmem, float* x) {
+  constexpr int kUnit = kCount < kVector<io_t> ? kCount : kVector<io_t>;
+#pragma unroll
+  for (int i = 0; i < kCount; i += kUnit) unpack<io_t, kUnit>(load_pack<io_t, kUnit>(gmem + i), x + i);
 }
 
 // Rows row .. row + kRows of a [rows, kCols] matrix of any dtype and strides, to x [kRows][kCols]. The dtype is
