@@ -60,7 +60,8 @@ def run_conv(kernel, torch, smaller):
             slots = torch.tensor([3, -1], device="cuda")
             for layout in (x.transpose(1, 2), x.transpose(1, 2).contiguous()):
                 kernel.causal_conv1d(layout, weight, weight[:, 0], "silu", conv_state=window, slots=slots)
-                kernel.causal_conv1d_update(layout[..., :2], window, weight, activation="silu", slots=slots)
+                for tokens in (1, 2):
+                    kernel.causal_conv1d_update(layout[..., :tokens], window, weight, activation="silu", slots=slots)
             cu_seqlens = torch.tensor([1, 3, 3, 17], device="cuda")
             ragged_slots = torch.tensor([0, -1, 1], device="cuda")
             kernel.causal_conv1d(x[0], weight, conv_state=window, slots=ragged_slots, cu_seqlens=cu_seqlens)

@@ -66,13 +66,17 @@ def test_zero_slots(kernel, device, shape, dtype, index_dtype):
     assert bool(wide[:, -5:].isnan().all()), "between slots"
 
 
+CAST_SHAPES = (Shape(1, 4, 32, 32), Shape(1, 3, 24, 72), Shape(1, 2, 128, 100), Shape(1, 1, 64, 136))
+
+
 @pytest.mark.parametrize("to_dtype", DTYPES, ids=lambda dtype: f"to_{short(dtype)}")
 @pytest.mark.parametrize("from_dtype", DTYPES, ids=lambda dtype: f"from_{short(dtype)}")
-@pytest.mark.parametrize("shape", (Shape(1, 4, 32, 32), Shape(1, 3, 24, 72), Shape(1, 2, 128, 100)), ids=str)
-def test_cast_state(kernel, device, shape, from_dtype, to_dtype):
-    """Every pair of dtypes and layouts: torch's copy_, nothing outside the target"""
+@pytest.mark.parametrize("slot_padding", (0, 3))
+@pytest.mark.parametrize("shape", CAST_SHAPES, ids=str)
+def test_cast_state(kernel, device, shape, slot_padding, from_dtype, to_dtype):
+    """Every pair of dtypes and layouts, slots aligned and not: torch's copy_, nothing outside the target"""
     for from_layout in ("K-first", "V-first"):
-        src = rule_state(5, shape, dtype=from_dtype, layout=from_layout, device=device, slot_padding=3)
+        src = rule_state(5, shape, dtype=from_dtype, layout=from_layout, device=device, slot_padding=slot_padding)
         src[2, 0, 0, 0] = NAN
         for to_layout in ("K-first", "V-first"):
             sizes = (5, *shape[1:]) if to_layout == "K-first" else (5, shape.Hv, shape.V, shape.K)
