@@ -50,17 +50,16 @@ def test_channel_counts(kernel, device, C, W, tokens):
 @pytest.mark.parametrize("length", (3, 4))
 @pytest.mark.parametrize("dtype", DTYPES, ids=short)
 def test_update_of_one_token_has_one_set_of_bits(kernel, device, dtype, length):
-    """Rows of every count, padding, fresh rows, with and without bias: dense and strided windows, any weight dtype"""
+    """Rows of every count, padding, with and without bias: dense and strided windows, any weight dtype"""
     C, (weight, bias) = 264, weights(264, 4, device, dtype)
     for rows, bias in ((1, bias), (2, None), (3, bias), (9, None)):
         x = normal(rows, C, 1, dtype=dtype, device=device)
         slots = torch.tensor([(7 * n + 2) % 10 if n % 4 != 1 else -1 for n in range(rows)], device=device)
-        has = torch.tensor([n % 3 != 2 for n in range(rows)], device=device)
         dense = normal(10, C, length, seed=4, dtype=dtype, device=device)
         strided = normal(10, C, 2 * length, dtype=dtype, device=device)[..., ::2].copy_(dense)
         wide = dense.clone()
         results = [
-            kernel.causal_conv1d_update(x, window, w, bias, "silu", slots=slots, has_initial_state=has)
+            kernel.causal_conv1d_update(x, window, w, bias, "silu", slots=slots)
             for window, w in ((dense, weight), (strided, weight), (wide, weight.float()))
         ]
         for result, window in zip(results[1:], (strided, wide)):
