@@ -89,6 +89,19 @@ GDN_INLINE float write_strength(float b, bool allow_neg_eigval) {
 // alpha of the rule from what the caller gave: the log decay, or the decay itself.
 GDN_INLINE float decay_of(float g, bool gate_is_linear) { return gate_is_linear ? g : exp(g); }
 
+// x * sigmoid(gate), fast on a GPU as silu is.
+GDN_INLINE float open_output(float x, float gate) {
+#if defined(__CUDA_ARCH__)
+  return __fdividef(x, add(1.0f, __expf(-gate)));
+#else
+  return div(x, add(1.0f, exp(-gate)));
+#endif
+}
+
+// An element of a normed head, y, after the rotation. `turned` is the other element of its pair: minus the one R/2 further
+// on for the first half of the R that are rotated, the one R/2 before for the second.
+GDN_INLINE float rotate(float y, float turned, float cos, float sin) { return fma(turned, sin, mul(y, cos)); }
+
 GDN_INLINE float activate_gate(float z, bool use_silu) { return use_silu ? silu(z) : sigmoid(z); }
 
 }  // namespace gdn
