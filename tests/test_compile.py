@@ -135,7 +135,8 @@ def norm_call(device):
 
 
 def rope_call(device):
-    q, k, angles = normal(2, 5, 6, 32, device=device), normal(2, 5, 2, 32, device=device), normal(2, 5, 16, device=device)
+    q, k = normal(2, 5, 6, 32, device=device), normal(2, 5, 2, 32, device=device)
+    angles = normal(2, 5, 16, device=device)
     weights = {"q_weight": normal(32, device=device), "k_weight": normal(32, device=device)}
     outputs = {"q_out": torch.empty_like(q), "k_out": torch.empty_like(k)}
     return {"q": q, "k": k, **weights, "cos": angles, "sin": angles, **outputs, "eps": 1e-6, "zero_centered": True}

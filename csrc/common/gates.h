@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The scalar functions around the rule, one of each for both backends: exp, log1p, softplus, sigmoid, silu, log decay.
+// The scalar functions around the rule, one of each for both backends: log1p, softplus, sigmoid, silu, log decay, rotation.
 // Written without branches and without library calls, so that host loops vectorise and every op sees the same bits.
 #pragma once
 
@@ -9,32 +9,6 @@
 #include "rule.h"
 
 namespace gdn {
-
-// Nearest integer to x, |x| < 2^22: adding 1.5 * 2^23 leaves it in the low bits of the sum.
-constexpr float kRoundMagic = 12582912.0f;
-
-// e^x: x = n ln 2 + r with |r| <= ln(2)/2, a polynomial in r, then 2^n by exponent bits in two halves so that subnormal
-// results round once. Right to about 1 ulp; inf above 88.73, 0 below -104, NaN stays NaN.
-GDN_INLINE float exp(float x) {
-  const float clamped = x > 89.0f ? 89.0f : (x < -105.0f ? -105.0f : x);   // NaN passes both tests
-  const float shifted = fma(clamped, 1.44269504f, kRoundMagic);
-  const float n = add(shifted, -kRoundMagic);
-  float r = fma(n, -0.693359375f, clamped);           // ln 2 in two parts; the first has few bits, n times it is exact
-  r = fma(n, 2.12194440e-4f, r);
-  float p = 1.0f / 5040.0f;
-  p = fma(p, r, 1.0f / 720.0f);
-  p = fma(p, r, 1.0f / 120.0f);
-  p = fma(p, r, 1.0f / 24.0f);
-  p = fma(p, r, 1.0f / 6.0f);
-  p = fma(p, r, 0.5f);
-  p = fma(p, r, 1.0f);
-  p = fma(p, r, 1.0f);
-  const int32_t exponent = static_cast<int32_t>(float_bits(shifted)) - static_cast<int32_t>(0x4b400000);
-  const int32_t half = exponent >> 1;
-  const float low = bits_float(static_cast<uint32_t>((half + 127) << 23));
-  const float high = bits_float(static_cast<uint32_t>((exponent - half + 127) << 23));
-  return mul(mul(p, low), high);
-}
 
 // log(1 + y) for 0 <= y <= 1: 2 atanh(s) with s = y/(2 + y) <= 1/3, as a series in s^2. Keeps the relative error of a tiny y.
 GDN_INLINE float log1p_unit(float y) {

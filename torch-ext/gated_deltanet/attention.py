@@ -19,8 +19,8 @@ def qk_norm_rope(q, k, q_weight, k_weight, cos, sin, eps, *, zero_centered=True)
         out[i]       = y[i]                                                          i >= R
 
     Args:
-        q: [B, T, Hq, D] float32, bfloat16 or float16, any strides: the query half of a projection that interleaves queries
-            and gates is taken as it lies. D at most 256.
+        q: [B, T, Hq, D] float32, bfloat16 or float16, any strides: the query half of a projection that interleaves
+            queries and gates is taken as it lies. D at most 256.
         k: [B, T, Hk, D] any of those dtypes, any strides.
         q_weight, k_weight: [D] any of those dtypes.
         cos, sin: [B, T, R], [1, T, R] or [T, R], any of those dtypes, any strides: cosine and sine of the angles, both
@@ -29,8 +29,8 @@ def qk_norm_rope(q, k, q_weight, k_weight, cos, sin, eps, *, zero_centered=True)
         zero_centered: the factor is 1 + weight (Qwen3-Next, Qwen3.5); False: weight.
 
     Returns:
-        (q, k): two new contiguous tensors of the shapes and dtypes of q and k. What attention takes, [B, H, T, D], is their
-        transpose(1, 2).
+        (q, k): two new contiguous tensors of the shapes and dtypes of q and k. What attention takes, [B, H, T, D], is
+        their transpose(1, 2).
 
     Raises:
         RuntimeError: a shape, dtype or device is not the one above, or an input requires grad under grad mode.
@@ -70,8 +70,8 @@ def output_gate(x, gate):
 
     Args:
         x: one to four dims, float32, bfloat16 or float16, any strides.
-        gate: the shape of x, any of those dtypes and any strides: the gate half of a projection that interleaves queries
-            and gates is taken as it lies.
+        gate: the shape of x, any of those dtypes and any strides: the gate half of a projection that interleaves
+            queries and gates is taken as it lies.
 
     Returns:
         A new contiguous tensor of x's shape and dtype.
