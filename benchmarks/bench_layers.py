@@ -123,7 +123,8 @@ def main():
     report = Report("layers", columns, out_argument())
     load_kernel()
     torch.manual_seed(0)
-    stack = Stack().eval().to(DEVICE, DTYPE)
+    with torch.device(DEVICE):
+        stack = Stack().eval().to(DTYPE)
     prompt, token = (torch.randn(1, tokens, HIDDEN, device=DEVICE, dtype=DTYPE) for tokens in (PROMPT, 1))
     state_bytes = LAYERS * VALUE_HEADS * HEAD_DIM * HEAD_DIM * 4
     num_bytes = sum(weight.nbytes for weight in stack.parameters()) + 2 * state_bytes
