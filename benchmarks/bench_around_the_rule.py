@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one layer needs around the rule, on a GPU: convolution, gates and gated norm, each beside its byte floor."""
+"""What one layer needs around the rule, on a GPU: convolution, gates and gated norm, each beside its byte floor. And
+what the attention layers between them need: norm with rotation, output gate.
+"""
 
 import torch
 from harness import Report, copies_past_l2, copy_bandwidth, graph_microseconds, load_kernel, out_argument
 
 CHANNELS, WIDTH, VALUE_HEADS, HEAD_DIM = 10240, 4, 48, 128
+QUERY_HEADS, KEY_HEADS, ATTENTION_DIM, ROTATED = 24, 4, 256, 64   # of the attention layers
 DTYPE = torch.bfloat16
 
 
@@ -64,6 +67,38 @@ def bench_norm(kernel, report, bandwidth):
         report.row("rms_norm_gated", f"{tokens}x{VALUE_HEADS}x{HEAD_DIM}", "contiguous", time, floor, time / floor)
 
 
+def attention_inputs(tokens, head_dim=ATTENTION_DIM):
+    """q and gate interleaved in one projection as Qwen3.5 has them, k, and the angles of a quarter of the head."""
+    projected = torch.randn(1, tokens, QUERY_HEADS, 2 * head_dim, device="cuda", dtype=DTYPE)
+    k = torch.randn(1, tokens, KEY_HEADS, head_dim, device="cuda", dtype=DTYPE)
+    cos, sin = torch.randn(2, 1, tokens, ROTATED * head_dim // ATTENTION_DIM, device="cuda", dtype=DTYPE)
+    return *projected.chunk(2, -1), k, cos, sin
+
+
+def bench_attention(kernel, report, bandwidth):
+    for head_dim, layout in ((ATTENTION_DIM, "interleaved"), (128, "interleaved"), (64, "interleaved")):
+        weight = torch.zeros(head_dim, device="cuda", dtype=DTYPE)
+        for tokens in (1, 64, 1024, 16384):
+            def make_rope():
+                q, _, k, cos, sin = attention_inputs(tokens, head_dim)
+                return lambda: kernel.qk_norm_rope(q, k, weight, weight, cos, sin, 1e-6)
+
+            elements = 2 * (QUERY_HEADS + KEY_HEADS) * head_dim + 2 * ROTATED * head_dim // ATTENTION_DIM
+            num_bytes = tokens * elements * DTYPE.itemsize
+            time, floor = graph_microseconds(rotated(make_rope, num_bytes)), num_bytes / bandwidth * 1e6
+            shape = f"{tokens}x{QUERY_HEADS}+{KEY_HEADS}x{head_dim}"
+            report.row("qk_norm_rope", shape, layout, time, floor, time / floor)
+    for tokens in (1, 64, 1024, 16384):
+        def make_gate():
+            q, gate, *_ = attention_inputs(tokens)
+            x = torch.randn(q.shape, device="cuda", dtype=DTYPE)
+            return lambda: kernel.output_gate(x, gate)
+
+        num_bytes = tokens * 3 * QUERY_HEADS * ATTENTION_DIM * DTYPE.itemsize
+        time, floor = graph_microseconds(rotated(make_gate, num_bytes)), num_bytes / bandwidth * 1e6
+        report.row("output_gate", f"{tokens}x{QUERY_HEADS}x{ATTENTION_DIM}", "interleaved", time, floor, time / floor)
+
+
 def main():
     report = Report("around_the_rule", ("op", "shape", "layout", "us", "floor us", "times floor"), out_argument())
     kernel = load_kernel()
@@ -72,6 +107,7 @@ def main():
     bench_conv(kernel, report, bandwidth)
     bench_gates(kernel, report, bandwidth)
     bench_norm(kernel, report, bandwidth)
+    bench_attention(kernel, report, bandwidth)
     report.save()
 
 

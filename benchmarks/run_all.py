@@ -8,7 +8,13 @@ from pathlib import Path
 import torch
 
 HERE = Path(__file__).resolve().parent
-ON_GPU = ("bench_gated_delta_rule.py", "bench_modes.py", "bench_around_the_rule.py", "bench_serving.py")
+ON_GPU = (
+    "bench_gated_delta_rule.py",
+    "bench_modes.py",
+    "bench_around_the_rule.py",
+    "bench_serving.py",
+    "bench_layers.py",
+)
 ON_CPU = ("bench_cpu.py",)
 
 

@@ -185,6 +185,27 @@ def gated_delta_gates(a, b, A_log, dt_bias, *, allow_neg_eigval=False):
     return g, torch.sigmoid(b) * (2 if allow_neg_eigval else 1)
 
 
+def qk_norm_rope(q, k, q_weight, k_weight, cos, sin, eps, *, zero_centered=True):
+    """(q, k): each head normed, times 1 + weight or weight, its first R elements turned in pairs (i, i + R/2)."""
+    q, k, q_weight, k_weight, cos, sin = map(wide, (q, k, q_weight, k_weight, cos, sin))
+    cos, sin = (angles.unsqueeze(-2).expand(*q.shape[:2], 1, -1) for angles in (cos, sin))
+    half = cos.shape[-1] // 2
+    results = []
+    for x, weight in ((q, q_weight), (k, k_weight)):
+        y = x / torch.sqrt(x.square().mean(-1, keepdim=True) + eps) * (weight + 1.0 if zero_centered else weight)
+        out = y.clone()
+        for i in range(half):
+            out[..., i] = y[..., i] * cos[..., i] - y[..., i + half] * sin[..., i]
+            out[..., i + half] = y[..., i + half] * cos[..., i + half] + y[..., i] * sin[..., i + half]
+        results.append(out)
+    return results
+
+
+def output_gate(x, gate):
+    """x sigmoid(gate)."""
+    return wide(x) * torch.sigmoid(wide(gate))
+
+
 def rms_norm_gated(x, z, weight, eps, *, activation="silu", norm_before_gate=True, group_size=None):
     """norm(x) weight act(z), or norm(x act(z)) weight; the mean of squares is over each group of the last dim."""
     x, z, weight = map(wide, (x, z, weight))

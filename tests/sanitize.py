@@ -77,6 +77,11 @@ def run_gates_and_norm(kernel, torch, smaller):
         weight = torch.randn(size, device="cuda")
         kernel.rms_norm_gated(x, z, weight, 1e-6)
         kernel.rms_norm_gated(x, z, weight, 1e-6, activation="sigmoid", norm_before_gate=False, group_size=size // 2)
+    for size, rotated in ((100, 20),) if smaller else ((100, 20), (64, 16), (256, 64)):
+        q, gate = torch.randn(2, 3, 5, 2 * size, device="cuda", dtype=torch.bfloat16).chunk(2, -1)
+        angles = torch.randn(3, rotated, device="cuda")
+        q, k = kernel.qk_norm_rope(q, q[:, :, :2], q[0, 0, 0], gate[0, 0, 0], angles, angles, 1e-6)
+        kernel.output_gate(q, gate)
 
 
 def run_serving(kernel, torch, smaller):

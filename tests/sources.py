@@ -19,7 +19,7 @@ INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(["<])([^">]+)[">]', re.MULTIL
 
 def cxx_files(root: Path = ROOT) -> list[str]:
     """Every C++ and CUDA file of csrc/ and the binding, relative to the root."""
-    found = [path for folder in ("csrc", "torch-ext") for path in (root / folder).rglob("*") if path.suffix in CXX]
+    found = [path for path in (*root.glob("csrc/**/*"), *root.glob("torch-ext/*")) if path.suffix in CXX]
     return sorted(path.relative_to(root).as_posix() for path in found if path.name not in GENERATED)
 
 

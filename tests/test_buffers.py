@@ -36,7 +36,15 @@ def elementwise_calls(kernel, device):
         x = normal(2, 5, 6, 32, seed=seed, device=device)
         return (kernel.rms_norm_gated(x, -x, x[0, 0, 0], 1e-6),)
 
-    return {"gated_delta_gates": gates, "rms_norm_gated": norm}
+    def rope(seed):
+        q, k = (normal(2, 5, heads, 32, seed=seed, device=device) for heads in (6, 2))
+        return kernel.qk_norm_rope(q, k, q[0, 0, 0], k[0, 0, 0], q[0, :, 0, :16], q[0, :, 1, :16], 1e-6)
+
+    def output_gate(seed):
+        x = normal(2, 5, 6, 32, seed=seed, device=device)
+        return (kernel.output_gate(x, -x),)
+
+    return {"gated_delta_gates": gates, "rms_norm_gated": norm, "qk_norm_rope": rope, "output_gate": output_gate}
 
 
 def captured(call):
@@ -101,20 +109,25 @@ def test_capture_of_a_prefill(kernel, device, op, ragged):
 
 
 @pytest.mark.cuda_only
-@pytest.mark.parametrize("name", ("gated_delta_gates", "rms_norm_gated"))
+@pytest.mark.parametrize("name", ("gated_delta_gates", "rms_norm_gated", "qk_norm_rope", "output_gate"))
 def test_capture_of_the_elementwise_ops(kernel, device, name):
     """C10"""
     call = elementwise_calls(kernel, device)[name]
     a, x = normal(2, 5, 6, seed=1, device=device), normal(2, 5, 6, 32, seed=1, device=device)
+    k = normal(2, 5, 2, 32, seed=1, device=device)
 
     def run():
         if name == "gated_delta_gates":
             return kernel.gated_delta_gates(a, -a, a[0, 0], a[0, 1])
+        if name == "qk_norm_rope":
+            return kernel.qk_norm_rope(x, k, x[0, 0, 0], k[0, 0, 0], x[0, :, 0, :16], x[0, :, 1, :16], 1e-6)
+        if name == "output_gate":
+            return (kernel.output_gate(x, -x),)
         return (kernel.rms_norm_gated(x, -x, x[0, 0, 0], 1e-6),)
 
     graph, results = captured(run)
-    a.copy_(normal(2, 5, 6, seed=2))
-    x.copy_(normal(2, 5, 6, 32, seed=2))
+    for part in (a, x, k):
+        part.copy_(normal(*part.shape, seed=2))
     graph.replay()
     for result, expected in zip(results, call(2)):
         assert_same(result, expected, name)
@@ -192,6 +205,9 @@ def test_no_op_synchronises(kernel, device):
     calls.append(lambda: kernel.causal_conv1d(signal[None], weight[:20], seq_idx=documents))
     calls.append(lambda: kernel.gated_delta_gates(x.g, x.beta, x.g[0, 0], x.g[0, 1]))
     calls.append(lambda: kernel.rms_norm_gated(x.v, x.v, x.v[0, 0, 0], 1e-6))
+    angles = x.v[0, :, 0, :16]
+    calls.append(lambda: kernel.qk_norm_rope(x.q, x.k, x.q[0, 0, 0], x.k[0, 0, 0], angles, angles, 1e-6))
+    calls.append(lambda: kernel.output_gate(x.v, x.v))
     for call in calls:
         call()
     torch.cuda.synchronize()
@@ -258,7 +274,7 @@ def test_outputs_do_not_share_storage(kernel, device, op):
     assert first.data_ptr() != second.data_ptr() and not torch.equal(first, second)
 
 
-@pytest.mark.parametrize("name", ("gated_delta_gates", "rms_norm_gated"))
+@pytest.mark.parametrize("name", ("gated_delta_gates", "rms_norm_gated", "qk_norm_rope", "output_gate"))
 def test_elementwise_outputs_do_not_share_storage(kernel, device, name):
     """C12"""
     call = elementwise_calls(kernel, device)[name]

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tools.local_build import build_kernel, install, loose_symbols
+from tools.local_build import build_kernel, check_shipped_rule, install, loose_symbols
 from tools.project import BuildError, Project, Section, gencode, runs_on, select_capabilities
 from tools.ptxas import report
 from tools.toolchain import find_compiler, find_ninja
@@ -533,3 +533,19 @@ def test_local_build_says_what_is_missing(small_project, monkeypatch):
     (small_project / "csrc/one.h").unlink()
     with pytest.raises(BuildError, match="csrc/one.h"):
         build_kernel(Project(small_project), options)
+
+
+def test_stale_copy_of_the_rule_is_refused(tmp_path):
+    """The package ships csrc/common/rule.h as it is; a missing or an old copy stops the build"""
+    check_shipped_rule(PROJECT)
+    (tmp_path / "build.toml").write_text(SMALL_BUILD_TOML.replace('"csrc/one.cpp"', '"csrc/common/rule.h"'))
+    for folder in ("csrc/common", "torch-ext/small"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "csrc/common/rule.h").write_text("// the rule\n")
+    for stale in (None, "// an older rule\n"):
+        if stale is not None:
+            (tmp_path / "torch-ext/small/rule.h").write_text(stale)
+        with pytest.raises(BuildError, match="torch-ext/small/rule.h is not csrc/common/rule.h"):
+            check_shipped_rule(Project(tmp_path))
+    (tmp_path / "torch-ext/small/rule.h").write_text("// the rule\n")
+    check_shipped_rule(Project(tmp_path))

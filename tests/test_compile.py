@@ -4,7 +4,7 @@
 import pytest
 import torch
 
-from .helpers import SMALL, TENSOR_CORES, Shape, assert_same, normal, rule_inputs, rule_state
+from .helpers import SMALL, TENSOR_CORES, Shape, assert_close, assert_same, normal, rule_inputs, rule_state
 
 NORM = {"use_qk_l2norm": True}
 HEADS = (2, 4, 32, 32)
@@ -134,6 +134,19 @@ def norm_call(device):
     return {**tensors, "eps": 1e-6, "use_silu": True, "norm_before_gate": True, "group_size": 16}
 
 
+def rope_call(device):
+    q, k = normal(2, 5, 6, 32, device=device), normal(2, 5, 2, 32, device=device)
+    angles = normal(2, 5, 16, device=device)
+    weights = {"q_weight": normal(32, device=device), "k_weight": normal(32, device=device)}
+    outputs = {"q_out": torch.empty_like(q), "k_out": torch.empty_like(k)}
+    return {"q": q, "k": k, **weights, "cos": angles, "sin": angles, **outputs, "eps": 1e-6, "zero_centered": True}
+
+
+def output_gate_call(device):
+    x = normal(2, 5, 6, 32, device=device)
+    return {"x": x, "gate": x + 1, "out": torch.empty_like(x)}
+
+
 CALLS = {
     "gated_delta_rule-pool": ("gated_delta_rule", rule_call, {}),
     "gated_delta_rule-padded": ("gated_delta_rule", rule_call, {"padded": True}),
@@ -156,6 +169,8 @@ CALLS = {
     "causal_conv1d_update": ("causal_conv1d_update", update_call, {}),
     "gated_delta_gates": ("gated_delta_gates", gates_call, {}),
     "rms_norm_gated": ("rms_norm_gated", norm_call, {}),
+    "qk_norm_rope": ("qk_norm_rope", rope_call, {}),
+    "output_gate": ("output_gate", output_gate_call, {}),
 }
 WRITTEN = {
     "gated_delta_rule": {"state", "out", "checkpoints"},
@@ -169,6 +184,8 @@ WRITTEN = {
     "causal_conv1d_update": {"conv_state", "out"},
     "gated_delta_gates": {"g", "beta"},
     "rms_norm_gated": {"out"},
+    "qk_norm_rope": {"q_out", "k_out"},
+    "output_gate": {"out"},
 }
 
 
@@ -248,6 +265,22 @@ def test_compiled_decode_step(kernel, device, backend):
             assert_same(compiled(*inputs), expected, f"output of step {step}")
             assert_same(module.state, eager.state, f"state after step {step}")
             assert_same(module.window, eager.window, f"window after step {step}")
+
+
+@pytest.mark.parametrize("backend", ("aot_eager", "inductor"))
+def test_compiled_attention_pieces(kernel, device, backend):
+    """The norm, rotation and gate of one attention layer in one graph, queries and gates from one projection"""
+    torch._dynamo.reset()
+    projected, k = normal(2, 5, 4, 64, device=device), normal(2, 5, 2, 32, seed=1, device=device)
+    weight, angles = normal(32, seed=2, device=device), normal(5, 16, seed=3, device=device)
+
+    def call(projected, k):
+        q, gate = projected.chunk(2, -1)
+        q, k = kernel.qk_norm_rope(q, k, weight, weight, angles.cos(), angles.sin(), 1e-6)
+        return kernel.output_gate(q + k.sum(2, keepdim=True), gate)
+
+    compiled = torch.compile(call, fullgraph=True, backend=backend)
+    assert_close(compiled(projected, k), call(projected, k), 1e-6)
 
 
 def test_dynamic_batch_does_not_recompile(kernel, device):

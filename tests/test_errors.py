@@ -72,6 +72,16 @@ def norm_arguments(device):
             "weight": normal(24, device=device), "eps": 1e-6}  # fmt: skip
 
 
+def rope_arguments(device):
+    return {"q": normal(2, 5, 4, 24, device=device), "k": normal(2, 5, 2, 24, device=device),
+            "q_weight": normal(24, device=device), "k_weight": normal(24, device=device),
+            "cos": normal(2, 5, 8, device=device), "sin": normal(2, 5, 8, device=device), "eps": 1e-6}  # fmt: skip
+
+
+def output_gate_arguments(device):
+    return {"x": normal(2, 5, 4, 24, device=device), "gate": normal(2, 5, 4, 24, seed=1, device=device)}
+
+
 def verify_arguments(device):
     return {
         **rule_inputs(1, 15, SHAPE, device=device)._asdict(),
@@ -228,6 +238,20 @@ NORM = [
     ("group_size", value(5)), ("group_size", value(0)),
     ("group_size", value(-24)), ("group_size", value(48)),
 ]  # fmt: skip
+ROPE = [
+    *((name, fault) for name in ("q", "k") for fault in (double, integer, as_list, flat, extra_dim)),
+    ("q k cos", one_short(0)), ("q k cos", one_short(1)), ("q k q_weight", one_short(3)), ("k", one_short(3)),
+    ("k", one_short(0)), ("q", value(torch.zeros(2, 5, 4, 257))), ("q", value(torch.zeros(2, 5, 4, 0))),
+    *((name, fault) for name in ("q_weight", "k_weight") for fault in (double, one_short(0), extra_dim, as_list)),
+    *((name, fault) for name in ("cos", "sin") for fault in (double, one_more(0), one_short(1), extra_dim, as_list)),
+    ("cos", one_short(2)), ("sin", one_short(2)), ("cos", value(torch.zeros(2, 5, 26))),
+    ("cos sin", value(torch.zeros(5))),
+    ("eps", value("1e-6")), ("eps", value(torch.ones(()))),
+]  # fmt: skip
+OUTPUT_GATE = [
+    ("x", double), ("x", integer), ("x", as_list), ("x gate", one_short(3)), ("x gate", flat), ("gate", double),
+    ("gate", as_list), ("gate", one_short(0)), ("gate", one_short(3)), ("gate", flat), ("x", value(torch.zeros(()))),
+]  # fmt: skip
 FUNCTIONAL_FAULTS = [
     *VECTORS,
     *(("initial_state", fault) for fault in STATES),
@@ -277,6 +301,8 @@ CASES = [
         (("causal_conv1d_update",), conv_arguments, CONV),
         (("gated_delta_gates",), gates_arguments, GATES),
         (("rms_norm_gated",), norm_arguments, NORM),
+        (("qk_norm_rope",), rope_arguments, ROPE),
+        (("output_gate",), output_gate_arguments, OUTPUT_GATE),
     )
     for op in ops
     for names, fault in faults
@@ -305,6 +331,8 @@ def test_the_valid_call_works(kernel, device, arguments):
     kernel.causal_conv1d_update(**conv_arguments(device))
     kernel.gated_delta_gates(**gates_arguments(device))
     kernel.rms_norm_gated(**norm_arguments(device))
+    kernel.qk_norm_rope(**rope_arguments(device))
+    kernel.output_gate(**output_gate_arguments(device))
     for name in FUNCTIONAL:
         getattr(kernel, name)(**functional_arguments(device))
 
@@ -329,6 +357,8 @@ ARGUMENTS = {
     "causal_conv1d_update": conv_arguments,
     "gated_delta_gates": gates_arguments,
     "rms_norm_gated": norm_arguments,
+    "qk_norm_rope": rope_arguments,
+    "output_gate": output_gate_arguments,
 }
 FLOATS = [
     (op, name)

@@ -82,6 +82,16 @@ def norm(kernel):
     return (kernel.rms_norm_gated(normal(2, 5, 16), normal(2, 5, 16, seed=1), normal(16, seed=2), 1e-6),)
 
 
+def rope(kernel):
+    angles = normal(2, 5, 8, seed=2)
+    weights = normal(16, seed=3), normal(16, seed=4)
+    return kernel.qk_norm_rope(normal(2, 5, 4, 16), normal(2, 5, 2, 16, seed=1), *weights, angles, angles + 1, 1e-6)
+
+
+def output_gate(kernel):
+    return (kernel.output_gate(normal(2, 5, 16), normal(2, 5, 16, seed=1)),)
+
+
 CALLS = {
     "gated_delta_rule": rule,
     "gated_delta_verify": verify,
@@ -96,6 +106,8 @@ CALLS = {
     "causal_conv1d_update": conv_update,
     "gated_delta_gates": gates,
     "rms_norm_gated": norm,
+    "qk_norm_rope": rope,
+    "output_gate": output_gate,
 }
 
 

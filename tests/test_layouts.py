@@ -263,6 +263,9 @@ def test_second_gpu(kernel, device):
     ):
         assert_same(mine.cpu(), same.cpu())
     assert kernel.rms_norm_gated(y.v, y.v, y.v[0, 0, 0], 1e-6).device == torch.device("cuda:1")
+    for result in kernel.qk_norm_rope(y.q, y.k, y.q[0, 0, 0], y.k[0, 0, 0], y.v[0, :, 0, :16], y.v[0, :, 1, :16], 1e-6):
+        assert result.device == torch.device("cuda:1")
+    assert kernel.output_gate(y.v, y.v).device == torch.device("cuda:1")
     assert torch.cuda.current_device() == 0
     with pytest.raises(RuntimeError, match="on cuda:1"):
         kernel.gated_delta_rule(*x.to("cuda:1"), state.to("cuda:0"))
@@ -283,6 +286,8 @@ signal, window = torch.randn(2, 8, 3), torch.zeros(2, 8, 3)
 kernel.causal_conv1d_update(kernel.causal_conv1d(signal, torch.ones(8, 4), conv_state=window), window, torch.ones(8, 4))
 kernel.rms_norm_gated(x.v, x.v, x.v[0, 0, 0], 1e-6)
 kernel.gated_delta_gates(x.g, x.beta, x.g[0, 0], x.beta[0, 0])
+kernel.qk_norm_rope(x.q, x.k, x.q[0, 0, 0], x.k[0, 0, 0], x.v[0, :, 0, :16], x.v[0, :, 1, :16], 1e-6)
+kernel.output_gate(x.v, x.v)
 assert not torch.cuda.is_initialized()
 print("right on", state.device)
 """
@@ -318,6 +323,8 @@ def test_execution_contexts(kernel, device, context):
             update,
             *gates,
             kernel.rms_norm_gated(x.v, x.v, x.v[0, 0, 0], 1e-6),
+            *kernel.qk_norm_rope(x.q, x.k, x.q[0, 0, 0], x.k[0, 0, 0], x.v[0, :, 0, :16], x.v[0, :, 1, :16], 1e-6),
+            kernel.output_gate(x.v, x.v),
             state,
             window,
         )

@@ -31,6 +31,8 @@ OPS = (
     "causal_conv1d_update",
     "gated_delta_gates",
     "rms_norm_gated",
+    "qk_norm_rope",
+    "output_gate",
 )
 
 
@@ -158,6 +160,18 @@ def test_norm_and_gates_match_the_oracle(reference, device, order):
         assert_close(mine, wanted, 1e-8)  # torch's softplus is linear above 20
 
 
+@pytest.mark.parametrize("zero_centered", (True, False), ids=("zero_centered", "plain"))
+def test_attention_pieces_match_the_oracle(reference, device, zero_centered):
+    sizes = ((2, 5, 6, 20), (2, 5, 2, 20), (20,), (20,), (5, 8), (5, 8))
+    inputs = [normal(*size, seed=n).double() for n, size in enumerate(sizes)]
+    options = {"eps": 1e-6, "zero_centered": zero_centered}
+    results = reference.qk_norm_rope(*(part.to(device) for part in inputs), **options)
+    for mine, wanted in zip(results, oracle.qk_norm_rope(*inputs, **options)):
+        assert_close(mine, wanted, 1e-14)
+    x, gate = inputs[0], inputs[0].flip(0)
+    assert_close(reference.output_gate(x.to(device), gate.to(device)), oracle.output_gate(x, gate), 1e-14)
+
+
 def test_gradients_of_the_rule(reference):
     """C69: the differentiable stand-in: gradients through q, k, v, g, beta and initial_state, checked numerically"""
     shape = Shape(1, 2, 3, 2)
@@ -177,6 +191,10 @@ def test_gradients_of_the_rest(reference):
     assert torch.autograd.gradcheck(lambda x, weight, bias: reference.causal_conv1d(x, weight, bias, "silu"), inputs)
     inputs = [normal(*size, seed=n).double().requires_grad_() for n, size in enumerate(((2, 4), (2, 4), (4,)))]
     assert torch.autograd.gradcheck(lambda x, z, weight: reference.rms_norm_gated(x, z, weight, 1e-6), inputs)
+    sizes = ((1, 2, 2, 6), (1, 2, 1, 6), (6,), (6,), (2, 4), (2, 4))
+    inputs = [normal(*size, seed=n).double().requires_grad_() for n, size in enumerate(sizes)]
+    assert torch.autograd.gradcheck(lambda *inputs: reference.qk_norm_rope(*inputs, 1e-6), inputs)
+    assert torch.autograd.gradcheck(reference.output_gate, (inputs[0], inputs[0].detach().flip(0).requires_grad_()))
     sizes = ((1, 2, 3), (1, 2, 3), (3,), (3,))
     inputs = [normal(*size, seed=n).double().requires_grad_() for n, size in enumerate(sizes)]
     assert torch.autograd.gradcheck(reference.gated_delta_gates, inputs)

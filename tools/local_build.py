@@ -32,6 +32,7 @@ from tools.ptxas import report, table
 from tools.toolchain import Cuda, Torch, find_compiler, find_cuda, find_ninja, find_torch, present_devices
 
 ROOT = Path(__file__).resolve().parent.parent
+RULE, SHIPPED_RULE = "csrc/common/rule.h", "rule.h"  # the package ships a copy, for emit_step_program
 BINDING = "torch-ext"  # the only room whose sources see TORCH_EXTENSION_NAME, hence the only ones it rebuilds
 SHARED = ("csrc/cpu/", ".build/generated/")  # sources without torch and backend: compiled once for all variants
 
@@ -296,6 +297,13 @@ def validate(root: Path) -> None:
         raise BuildError(f"build.toml: {error}") from None
 
 
+def check_shipped_rule(project: Project) -> None:
+    """The package's copy of the rule's header is the header. (kernel-builder ships only what lies in the package.)"""
+    rule, shipped = project.root / RULE, project.package / SHIPPED_RULE
+    if RULE in project.listed() and not (shipped.is_file() and shipped.read_bytes() == rule.read_bytes()):
+        raise BuildError(f"{shipped.relative_to(project.root)} is not {RULE}: copy the latter over it")
+
+
 def loose_symbols(library: Path) -> list[str]:
     """C++ symbols the library lacks, but for the standard library's.
 
@@ -357,6 +365,7 @@ def build_kernel(project: Project, options: argparse.Namespace) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two builds in one checkout take turns
         project = Project(project.root)  # as the sources are now, after the wait
         validate(project.root)
+        check_shipped_rule(project)
         for variant in variants(project, options):
             archs = variant.archs()
             folder = build(variant, archs, options.jobs)

@@ -36,6 +36,10 @@ STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
   ops.def(
       "rms_norm_gated(Tensor x, Tensor z, Tensor weight, Tensor(a!) out, float eps, bool use_silu, "
       "bool norm_before_gate, int group_size) -> ()");
+  ops.def(
+      "qk_norm_rope(Tensor q, Tensor k, Tensor q_weight, Tensor k_weight, Tensor cos, Tensor sin, Tensor(a!) q_out, "
+      "Tensor(b!) k_out, float eps, bool zero_centered) -> ()");
+  ops.def("output_gate(Tensor x, Tensor gate, Tensor(a!) out) -> ()");
 }
 
 namespace {
@@ -52,6 +56,8 @@ void register_ops(torch::stable::detail::StableLibrary& ops) {
   ops.impl("causal_conv1d_update", TORCH_BOX(&gdn::api::causal_conv1d_update));
   ops.impl("gated_delta_gates", TORCH_BOX(&gdn::api::gated_delta_gates));
   ops.impl("rms_norm_gated", TORCH_BOX(&gdn::api::rms_norm_gated));
+  ops.impl("qk_norm_rope", TORCH_BOX(&gdn::api::qk_norm_rope));
+  ops.impl("output_gate", TORCH_BOX(&gdn::api::output_gate));
 }
 
 }  // namespace

@@ -47,4 +47,9 @@ void gated_delta_gates(Tensor a, Tensor b, Tensor A_log, Tensor dt_bias, Tensor 
 void rms_norm_gated(Tensor x, Tensor z, Tensor weight, Tensor out, double eps, bool use_silu, bool norm_before_gate,
                     int64_t group_size);
 
+void qk_norm_rope(Tensor q, Tensor k, Tensor q_weight, Tensor k_weight, Tensor cos, Tensor sin, Tensor q_out, Tensor k_out,
+                  double eps, bool zero_centered);
+
+void output_gate(Tensor x, Tensor gate, Tensor out);
+
 }  // namespace gdn::api

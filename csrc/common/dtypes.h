@@ -24,25 +24,6 @@ struct fp16_t {
   uint16_t bits;
 };
 
-GDN_INLINE uint32_t float_bits(float x) {
-#if defined(__CUDA_ARCH__)
-  return __float_as_uint(x);
-#else
-  uint32_t bits;
-  std::memcpy(&bits, &x, sizeof(bits));
-  return bits;
-#endif
-}
-GDN_INLINE float bits_float(uint32_t bits) {
-#if defined(__CUDA_ARCH__)
-  return __uint_as_float(bits);
-#else
-  float x;
-  std::memcpy(&x, &bits, sizeof(x));
-  return x;
-#endif
-}
-
 GDN_INLINE float to_float(float x) { return x; }
 GDN_INLINE float to_float(bf16_t x) { return bits_float(static_cast<uint32_t>(x.bits) << 16); }
 GDN_INLINE float to_float(fp16_t x) {

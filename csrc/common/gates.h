@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The scalar functions around the rule, one of each for both backends: exp, log1p, softplus, sigmoid, silu, log decay.
+// The scalar functions around the rule, one of each for both backends: log1p, softplus, sigmoid, silu, log decay, rotation.
 // Written without branches and without library calls, so that host loops vectorise and every op sees the same bits.
 #pragma once
 
@@ -9,32 +9,6 @@
 #include "rule.h"
 
 namespace gdn {
-
-// Nearest integer to x, |x| < 2^22: adding 1.5 * 2^23 leaves it in the low bits of the sum.
-constexpr float kRoundMagic = 12582912.0f;
-
-// e^x: x = n ln 2 + r with |r| <= ln(2)/2, a polynomial in r, then 2^n by exponent bits in two halves so that subnormal
-// results round once. Right to about 1 ulp; inf above 88.73, 0 below -104, NaN stays NaN.
-GDN_INLINE float exp(float x) {
-  const float clamped = x > 89.0f ? 89.0f : (x < -105.0f ? -105.0f : x);   // NaN passes both tests
-  const float shifted = fma(clamped, 1.44269504f, kRoundMagic);
-  const float n = add(shifted, -kRoundMagic);
-  float r = fma(n, -0.693359375f, clamped);           // ln 2 in two parts; the first has few bits, n times it is exact
-  r = fma(n, 2.12194440e-4f, r);
-  float p = 1.0f / 5040.0f;
-  p = fma(p, r, 1.0f / 720.0f);
-  p = fma(p, r, 1.0f / 120.0f);
-  p = fma(p, r, 1.0f / 24.0f);
-  p = fma(p, r, 1.0f / 6.0f);
-  p = fma(p, r, 0.5f);
-  p = fma(p, r, 1.0f);
-  p = fma(p, r, 1.0f);
-  const int32_t exponent = static_cast<int32_t>(float_bits(shifted)) - static_cast<int32_t>(0x4b400000);
-  const int32_t half = exponent >> 1;
-  const float low = bits_float(static_cast<uint32_t>((half + 127) << 23));
-  const float high = bits_float(static_cast<uint32_t>((exponent - half + 127) << 23));
-  return mul(mul(p, low), high);
-}
 
 // log(1 + y) for 0 <= y <= 1: 2 atanh(s) with s = y/(2 + y) <= 1/3, as a series in s^2. Keeps the relative error of a tiny y.
 GDN_INLINE float log1p_unit(float y) {
@@ -88,6 +62,19 @@ GDN_INLINE float write_strength(float b, bool allow_neg_eigval) {
 
 // alpha of the rule from what the caller gave: the log decay, or the decay itself.
 GDN_INLINE float decay_of(float g, bool gate_is_linear) { return gate_is_linear ? g : exp(g); }
+
+// x * sigmoid(gate), fast on a GPU as silu is.
+GDN_INLINE float open_output(float x, float gate) {
+#if defined(__CUDA_ARCH__)
+  return __fdividef(x, add(1.0f, __expf(-gate)));
+#else
+  return div(x, add(1.0f, exp(-gate)));
+#endif
+}
+
+// An element of a normed head, y, after the rotation. `turned` is the other element of its pair: minus the one R/2 further
+// on for the first half of the R that are rotated, the one R/2 before for the second.
+GDN_INLINE float rotate(float y, float turned, float cos, float sin) { return fma(turned, sin, mul(y, cos)); }
 
 GDN_INLINE float activate_gate(float z, bool use_silu) { return use_silu ? silu(z) : sigmoid(z); }
 

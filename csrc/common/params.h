@@ -181,4 +181,19 @@ struct NormParams {
   bool norm_before_gate;         // norm(x) * weight * act(z), else norm(x * act(z)) * weight
 };
 
+struct RopeParams {
+  int64_t B, T, Hq, Hk, D;       // tokens; heads of q and of k; elements of a head, at most kMaxHeadDim
+  int64_t R;                     // leading elements of a head that are rotated: even, at most D
+  View q, k, q_out, k_out;       // [B, T, Hq or Hk, D]
+  View q_weight, k_weight;       // [D]
+  View cos, sin;                 // [B, T, R]
+  float eps;
+  bool zero_centered;            // weights are kept less one
+};
+
+struct OutputGateParams {
+  int64_t B, T, H, D;
+  View x, gate, out;             // [B, T, H, D]
+};
+
 }  // namespace gdn

@@ -17,8 +17,11 @@
 //
 // Round to nearest everywhere, no contraction, no flush to zero. F is float, or a pack of columns that supplies
 // fma(F, F, F), mul(F, F) and add(F, F) with those roundings. This file includes nothing of ours: the emitted one-step
-// program carries it as it is.
+// program carries it as it is. The package ships a copy for that, torch-ext/gated_deltanet/rule.h; the build compares.
 #pragma once
+
+#include <cstdint>
+#include <cstring>
 
 #if defined(__CUDACC__)
 #define GDN_INLINE __host__ __device__ __forceinline__
@@ -65,6 +68,51 @@ GDN_INLINE float sqrt(float a) {
 #else
   return __builtin_sqrtf(a);
 #endif
+}
+
+GDN_INLINE uint32_t float_bits(float x) {
+#if defined(__CUDA_ARCH__)
+  return __float_as_uint(x);
+#else
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof(bits));
+  return bits;
+#endif
+}
+GDN_INLINE float bits_float(uint32_t bits) {
+#if defined(__CUDA_ARCH__)
+  return __uint_as_float(bits);
+#else
+  float x;
+  std::memcpy(&x, &bits, sizeof(x));
+  return x;
+#endif
+}
+
+// Nearest integer to x, |x| < 2^22: adding 1.5 * 2^23 leaves it in the low bits of the sum.
+constexpr float kRoundMagic = 12582912.0f;
+
+// e^x: x = n ln 2 + r with |r| <= ln(2)/2, a polynomial in r, then 2^n by exponent bits in two halves so that subnormal
+// results round once. Right to about 1 ulp; inf above 88.73, 0 below -104, NaN stays NaN.
+GDN_INLINE float exp(float x) {
+  const float clamped = x > 89.0f ? 89.0f : (x < -105.0f ? -105.0f : x);   // NaN passes both tests
+  const float shifted = fma(clamped, 1.44269504f, kRoundMagic);
+  const float n = add(shifted, -kRoundMagic);
+  float r = fma(n, -0.693359375f, clamped);           // ln 2 in two parts; the first has few bits, n times it is exact
+  r = fma(n, 2.12194440e-4f, r);
+  float p = 1.0f / 5040.0f;
+  p = fma(p, r, 1.0f / 720.0f);
+  p = fma(p, r, 1.0f / 120.0f);
+  p = fma(p, r, 1.0f / 24.0f);
+  p = fma(p, r, 1.0f / 6.0f);
+  p = fma(p, r, 0.5f);
+  p = fma(p, r, 1.0f);
+  p = fma(p, r, 1.0f);
+  const int32_t exponent = static_cast<int32_t>(float_bits(shifted)) - static_cast<int32_t>(0x4b400000);
+  const int32_t half = exponent >> 1;
+  const float low = bits_float(static_cast<uint32_t>((half + 127) << 23));
+  const float high = bits_float(static_cast<uint32_t>((exponent - half + 127) << 23));
+  return mul(mul(p, low), high);
 }
 
 // 1/sqrt(sum of squares + eps): the factor that l2norm puts on a raw key or query. A sum that overflows gives 0.

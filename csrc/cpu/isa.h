@@ -10,6 +10,8 @@ namespace gdn::cpu {
 constexpr int kTileColumns = 16;
 // Channels of the convolution that one unit of work holds.
 constexpr int kChannelBlock = 256;
+// Elements of a vector that one unit of the output gate holds.
+constexpr int kOutputGateChunk = 256;
 
 // Each entry does the units [begin, end) of its op; what a unit is stands in the op's .cpp.
 struct Kernels {
@@ -21,6 +23,8 @@ struct Kernels {
   void (*causal_conv1d)(const ConvParams& params, int64_t begin, int64_t end);
   void (*gated_delta_gates)(const GatesParams& params, int64_t begin, int64_t end);
   void (*rms_norm_gated)(const NormParams& params, int64_t begin, int64_t end);
+  void (*qk_norm_rope)(const RopeParams& params, int64_t begin, int64_t end);
+  void (*output_gate)(const OutputGateParams& params, int64_t begin, int64_t end);
 };
 
 extern const Kernels kBaselineKernels;

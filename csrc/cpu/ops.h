@@ -20,5 +20,7 @@ void causal_conv1d(const ConvParams& params, ParallelFor parallel_for);
 void causal_conv1d_update(const ConvParams& params, ParallelFor parallel_for);
 void gated_delta_gates(const GatesParams& params, ParallelFor parallel_for);
 void rms_norm_gated(const NormParams& params, ParallelFor parallel_for);
+void qk_norm_rope(const RopeParams& params, ParallelFor parallel_for);
+void output_gate(const OutputGateParams& params, ParallelFor parallel_for);
 
 }  // namespace gdn::cpu

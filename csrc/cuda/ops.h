@@ -16,5 +16,7 @@ const char* causal_conv1d(const ConvParams& params, void* stream);
 const char* causal_conv1d_update(const ConvParams& params, void* stream);
 const char* gated_delta_gates(const GatesParams& params, void* stream);
 const char* rms_norm_gated(const NormParams& params, void* stream);
+const char* qk_norm_rope(const RopeParams& params, void* stream);
+const char* output_gate(const OutputGateParams& params, void* stream);
 
 }  // namespace gdn::cuda

@@ -9,7 +9,9 @@ stand the causal convolution, the gates and the gated norm of a layer, and `laye
 """
 
 from . import layers
+from .attention import output_gate, qk_norm_rope
 from .conv import causal_conv1d, causal_conv1d_update, conv_state_write
+from .emit import emit_step_program
 from .gates import gated_delta_gates
 from .norm import rms_norm_gated
 from .pool import cast_state, copy_slots, zero_slots
@@ -26,6 +28,8 @@ __all__ = [
     "conv_state_write",
     "gated_delta_gates",
     "rms_norm_gated",
+    "qk_norm_rope",
+    "output_gate",
     "gated_delta_verify",
     "fold_ring",
     "new_ring",
@@ -33,5 +37,6 @@ __all__ = [
     "copy_slots",
     "zero_slots",
     "cast_state",
+    "emit_step_program",
     "layers",
 ]

@@ -283,6 +283,28 @@ def rms_norm_gated(x, z, weight, eps, *, activation="silu", norm_before_gate=Tru
     return (y * gate if norm_before_gate else y).to(x.dtype)
 
 
+def qk_norm_rope(q, k, q_weight, k_weight, cos, sin, eps, *, zero_centered=True):
+    _require(cos.shape == sin.shape and cos.dim() in (2, 3), "cos and sin must be [B, T, R], [1, T, R] or [T, R]")
+    R = cos.shape[-1]
+    _require(R % 2 == 0 and R <= q.shape[-1], f"R must be even and at most {q.shape[-1]}, got {R}")
+    wide = _wide(q, k, q_weight, k_weight, cos, sin)
+    cos, sin = (angles.to(wide).unsqueeze(-2) for angles in (cos, sin))
+    results = []
+    for x, weight in ((q, q_weight), (k, k_weight)):
+        factor = torch.rsqrt(x.to(wide).square().mean(-1, keepdim=True) + eps)
+        y = x.to(wide) * factor * (weight.to(wide) + 1 if zero_centered else weight.to(wide))
+        first, second = y[..., :R].chunk(2, -1)
+        rotated = y[..., :R] * cos + torch.cat([-second, first], -1) * sin
+        results.append(torch.cat([rotated, y[..., R:]], -1).to(x.dtype))
+    return tuple(results)
+
+
+def output_gate(x, gate):
+    _require(x.shape == gate.shape, f"gate must be {list(x.shape)} like x, got {list(gate.shape)}")
+    wide = _wide(x, gate)
+    return (x.to(wide) * torch.sigmoid(gate.to(wide))).to(x.dtype)
+
+
 # --- The rule itself. ---
 
 
