@@ -21,6 +21,8 @@ CHANGES = (
      "  const char* error = on_cuda(params, nullptr);\n  return check.require(!error, error ? error : \"\");\n"),
     ("csrc/cuda/decode/many.cuh", "extern __shared__ float4 smem_tokens[];",
      "float4* const smem_tokens = static_cast<float4*>(emulated::shared_memory());"),
+    ("csrc/cuda/decode/one.cuh", "extern __shared__ float4 smem_tokens[];",
+     "float4* const smem_tokens = static_cast<float4*>(emulated::shared_memory());"),
     ("csrc/cuda/recurrent/kernel.cuh", "extern __shared__ float4 smem[];",
      "float4* const smem = static_cast<float4*>(emulated::shared_memory());"),
     ("csrc/cuda/chunk_sm90/kernel.cuh", "extern __shared__ __align__(1024) char smem_bytes[];",

@@ -44,7 +44,9 @@ const char* launch_shape(const RuleParams& params, const Keeps& keeps, void* str
   const int64_t blocks = num_rows(params) * params.dims.Hv * ceil_div(params.dims.V, Shape::kTile);
   const Cut cut = cut_of<Shape>(params);
   if constexpr (std::is_same_v<Keeps, KeepState>) {
-    if (is_one_token(params)) return launch_early(decode_one<Shape>, blocks, Shape::kThreads, 0, stream, call_of(params), cut);
+    if (is_one_token(params)) {
+      return launch_early(decode_one<Shape>, blocks, Shape::kThreads, kBytesOfOne<Shape>, stream, call_of(params), cut);
+    }
   }
   return launch_early(decode_many<Shape, Keeps>, blocks, Shape::kThreads, smem_bytes<Shape>(cut), stream, call_of(params),
                       cut, keeps);

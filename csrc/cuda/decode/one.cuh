@@ -85,13 +85,16 @@ __device__ __forceinline__ void write_packs(char* gmem, int line, int columns, c
 }
 
 template <class Shape>
+constexpr size_t kBytesOfOne = sizeof(float) * Shape::kWarps * 2 * Shape::kKeyDim;
+
+template <class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     decode_one(const __grid_constant__ Call call, const __grid_constant__ Cut cut) {
-  __shared__ float4 smem[Shape::kWarps][2 * Shape::kKeyDim / 4];   // k, q: a copy for each warp
+  extern __shared__ float4 smem_tokens[];   // k, q [kKeyDim]: a copy for each warp, 4 KB for four
   constexpr int kLeft = Shape::kLeft;
   const Work work = work_of_piece(cut, blockIdx.x, Shape::kTile);
   const Place<Shape> place(threadIdx.x);
-  float* const smem_k = reinterpret_cast<float*>(smem[threadIdx.x / 32]);
+  float* const smem_k = reinterpret_cast<float*>(smem_tokens) + threadIdx.x / 32 * (2 * Shape::kKeyDim);
   float* const smem_q = smem_k + Shape::kKeyDim;
   const int own = work.column + place.own_column();
   const bool answers = place.has_w() && place.is_first_copy();
