@@ -19,8 +19,10 @@ FOLDER = ROOT / ".build/emulated"
 CHANGES = (
     ("csrc/api/checks.h", "  if (!check.on_cuda()) return on_cpu(params, parallel_for);\n",
      "  const char* error = on_cuda(params, nullptr);\n  return check.require(!error, error ? error : \"\");\n"),
-    ("csrc/cuda/decode/kernel.cuh", "extern __shared__ float4 smem[];",
-     "float4* const smem = static_cast<float4*>(emulated::shared_memory());"),
+    ("csrc/cuda/decode/many.cuh", "extern __shared__ float4 smem_tokens[];",
+     "float4* const smem_tokens = static_cast<float4*>(emulated::shared_memory());"),
+    ("csrc/cuda/decode/one.cuh", "extern __shared__ float4 smem_tokens[];",
+     "float4* const smem_tokens = static_cast<float4*>(emulated::shared_memory());"),
     ("csrc/cuda/recurrent/kernel.cuh", "extern __shared__ float4 smem[];",
      "float4* const smem = static_cast<float4*>(emulated::shared_memory());"),
     ("csrc/cuda/fold_ring.cu", "extern __shared__ float4 smem[];",

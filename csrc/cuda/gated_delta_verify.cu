@@ -161,7 +161,7 @@ __device__ __forceinline__ void keep_state(const VerifyParams& p, const Work& wo
   }
 }
 
-// Any head dims, strides and lengths, all three contracts: one column a lane, one token at a time. The fast way with a ring is
+// Any head dims, strides and lengths, all three contracts: one column a lane, one token at a time. The fast way is
 // decode's.
 // Grid    x: sequence (slowest), value head, tile of kTile columns (fastest); ragged: one more row for tokens of none.
 // Block   kWarps warps; lanes = 8 residue groups x 4 columns (fastest), so that the tree of rule.h ends in three shuffles.
@@ -224,9 +224,11 @@ const char* launch_any(const VerifyParams& params, void* stream) {
 }  // namespace
 
 // With a ring: the recurrence for rows longer than it, where there can be any, and one of the two verify kernels for the
-// others, each leaving the other's rows alone.
+// others, each leaving the other's rows alone. Without: one of the two for all.
 const char* gated_delta_verify(const VerifyParams& params, void* stream) {
-  if (!params.ring.given()) return launch_any(params, stream);
+  if (!params.ring.given()) {
+    return decode_supports(params) ? decode_gated_delta_verify(params, stream) : launch_any(params, stream);
+  }
   const bool has_long_rows = params.rule.dims.T > params.ring_length, has_ragged_rows = params.rule.cu_seqlens.given();
   if (has_long_rows) {
     RuleParams rule = params.rule;
@@ -236,7 +238,7 @@ const char* gated_delta_verify(const VerifyParams& params, void* stream) {
   }
   VerifyParams verify = params;
   verify.rule.rows = {0, has_long_rows ? params.ring_length : INT64_MAX};
-  return decode_supports_ring(verify) ? decode_gated_delta_verify(verify, stream) : launch_any(verify, stream);
+  return decode_supports(verify) ? decode_gated_delta_verify(verify, stream) : launch_any(verify, stream);
 }
 
 }  // namespace gdn::cuda

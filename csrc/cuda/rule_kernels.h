@@ -15,10 +15,10 @@ const char* decode_gated_delta_rule(const RuleParams& params, void* stream);
 // Whether that kernel takes these lengths, head dims and strides.
 bool decode_supports(const RuleParams& params);
 
-// The same kernel with records instead of the state, for rows within the ring; longer ones write their state, slowly.
+// The same with what the call keeps of the tokens instead of the state; a row longer than the ring writes its state, slowly.
 const char* decode_gated_delta_verify(const VerifyParams& params, void* stream);
-// Whether the call keeps a ring, and the kernel takes its head dims and strides.
-bool decode_supports_ring(const VerifyParams& params);
+// Whether that kernel takes these head dims, strides and dtypes, whatever the lengths.
+bool decode_supports(const VerifyParams& params);
 
 // Chunks of 64 tokens on the tensor cores of compute capability 9.0, and only there.
 const char* chunk_sm90_gated_delta_rule(const RuleParams& params, void* stream);

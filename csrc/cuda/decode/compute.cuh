@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// rule.h's step on a thread's share of the state.
+// rule.h's sums over a column whose rows lie in the lanes of one warp.
 #pragma once
 
 #include "state.cuh"
@@ -19,136 +19,80 @@ __device__ __forceinline__ void load_smem(const float* smem, float* x) {
   }
 }
 
-template <int kCount>
-__device__ __forceinline__ void store_smem(float* smem, const float* x) {
-  constexpr int kWide = kCount % 4 == 0 ? 4 : (kCount % 2 == 0 ? 2 : 1);
-#pragma unroll
-  for (int i = 0; i < kCount; i += kWide) {
-    Words<4 * kWide> words;
-#pragma unroll
-    for (int e = 0; e < kWide; ++e) words.word[e] = float_bits(x[i + e]);
-    *reinterpret_cast<Words<4 * kWide>*>(smem + i) = words;
-  }
-}
-
-// The sums of S * x over the rows that the thread's warp holds, of the thread's columns; x in shared memory.
-template <class Shape>
-__device__ __forceinline__ void sum_in_thread(const float* smem_x, const Place<Shape>& place,
-                                              const Fragment<Shape>& fragment, float (&sum)[Shape::kColumns]) {
-  constexpr int kOwned = Shape::kOwned, kColumns = Shape::kColumns;
-  float part[kOwned][kColumns] = {};
-#pragma unroll
-  for (int j = 0; j < Shape::kSteps; ++j) {
-    float x[kOwned];
-    load_smem<kOwned>(smem_x + kResidues * j + kOwned * place.group, x);
-#pragma unroll
-    for (int i = 0; i < kOwned; ++i) {
-#pragma unroll
-      for (int c = 0; c < kColumns; ++c) part[i][c] = accumulate(fragment.s[j][i][c], x[i], part[i][c]);
-    }
-  }
-#pragma unroll
-  for (int width = 1; width < kOwned; width *= 2) {
-#pragma unroll
-    for (int i = 0; i < kOwned; i += 2 * width) {
-#pragma unroll
-      for (int c = 0; c < kColumns; ++c) part[i][c] = add(part[i][c], part[i + width][c]);
-    }
-  }
-#pragma unroll
-  for (int c = 0; c < kColumns; ++c) sum[c] = part[0][c];
-}
-
-// The levels of the tree between lanes, all sums side by side.
-template <class Shape>
-__device__ __forceinline__ void sum_over_lanes(float (&u)[Shape::kColumns], float (&w)[Shape::kColumns]) {
-  constexpr int kNeighbour = Shape::kVFirst ? 1 : Shape::kColumnLanes;   // lanes from a group to the next
-#pragma unroll
-  for (int width = 1; width < Shape::kGroupLanes; width *= 2) {
-#pragma unroll
-    for (int c = 0; c < Shape::kColumns; ++c) {
-      u[c] = add(u[c], __shfl_xor_sync(0xffffffffu, u[c], width * kNeighbour));
-      w[c] = add(w[c], __shfl_xor_sync(0xffffffffu, w[c], width * kNeighbour));
-    }
-  }
-}
-
-// x[c] <- the tree over the warps of smem[warp * step + c].
+// The levels of rule.h's tree within a lane: part[i] over the kOwned neighbouring residues, left in part[0].
 template <class Shape, int kCount>
-__device__ __forceinline__ void sum_of_warps(const float* smem, float* x) {
-  float part[Shape::kWarpsOfColumn][kCount];
+__device__ __forceinline__ void sum_over_owned(float (&part)[Shape::kOwned][kCount]) {
 #pragma unroll
-  for (int warp = 0; warp < Shape::kWarpsOfColumn; ++warp) load_smem<kCount>(smem + warp * 2 * Shape::kTile, part[warp]);
+  for (int width = 1; width < Shape::kOwned; width *= 2) {
 #pragma unroll
-  for (int width = 1; width < Shape::kWarpsOfColumn; width *= 2) {
+    for (int i = 0; i < Shape::kOwned; i += 2 * width) {
 #pragma unroll
-    for (int warp = 0; warp < Shape::kWarpsOfColumn; warp += 2 * width) {
-#pragma unroll
-      for (int c = 0; c < kCount; ++c) part[warp][c] = add(part[warp][c], part[warp + width][c]);
+      for (int c = 0; c < kCount; ++c) part[i][c] = add(part[i][c], part[i + width][c]);
     }
-  }
-#pragma unroll
-  for (int c = 0; c < kCount; ++c) x[c] = part[0][c];
-}
-
-// The last levels of the tree, where a column's rows are spread over warps: through smem_sums [warp][u, w][kTile]. One
-// barrier: all warps' sums are there. The next token uses another buffer, so nobody overtakes a reader.
-template <class Shape>
-__device__ __forceinline__ void sum_over_warps(const Place<Shape>& place, float* smem_sums, float (&u)[Shape::kColumns],
-                                               float (&w)[Shape::kColumns]) {
-  constexpr int kPart = Shape::kColumns < 4 ? Shape::kColumns : 4;   // few sums in registers at a time
-  if (place.group_lane == 0) {
-    store_smem<Shape::kColumns>(smem_sums + place.warp_of_column * 2 * Shape::kTile + place.first, u);
-    store_smem<Shape::kColumns>(smem_sums + place.warp_of_column * 2 * Shape::kTile + Shape::kTile + place.first, w);
-  }
-  __syncthreads();
-#pragma unroll
-  for (int c = 0; c < Shape::kColumns; c += kPart) {
-    sum_of_warps<Shape, kPart>(smem_sums + place.first + c, u + c);
-    sum_of_warps<Shape, kPart>(smem_sums + Shape::kTile + place.first + c, w + c);
   }
 }
 
-// One token. Gives o and f of the column that this thread answers for: column `group` of its share, if there is one. The
-// state moves on if `needs_state`.
+// The levels between lanes, the same sum for all of a column's lanes.
 template <class Shape>
-__device__ __forceinline__ void step(const float* smem_token, float* smem_sums, const Place<Shape>& place,
-                                     bool needs_state, Fragment<Shape>& fragment, float& own_o, float& own_f) {
-  constexpr int kOwned = Shape::kOwned, kColumns = Shape::kColumns;
-  float u[kColumns], w[kColumns], v[kColumns], f[kColumns];
-  sum_in_thread<Shape>(smem_token, place, fragment, u);   // one after the other: half the partial sums in registers
-  sum_in_thread<Shape>(smem_token + Shape::kSmemQ, place, fragment, w);
-  sum_over_lanes<Shape>(u, w);
-  if constexpr (Shape::kWarpsOfColumn > 1) sum_over_warps<Shape>(place, smem_sums, u, w);
+__device__ __forceinline__ float sum_over_groups(float x) {
+#pragma unroll
+  for (int width = 1; width < Shape::kGroups; width *= 2) {
+    x = add(x, __shfl_xor_sync(kAllLanes, x, width * Place<Shape>::kGroupStep));
+  }
+  return x;
+}
 
-  const StepScalars scalars = *reinterpret_cast<const StepScalars*>(smem_token + Shape::kSmemScalars);
-  if constexpr (Shape::kVFirst) {
+// The same levels for u and w of the lane's columns at once. At each, a lane gives half of its sums away and keeps the
+// other half, so that the lanes of a column end up with different ones: kLeft each, u where !place.has_w(), of the columns
+// from place.own_column() on. Which operand stands left does not change a sum.
+template <class Shape>
+__device__ __forceinline__ void deal_sums(const Place<Shape>& place, const float (&u)[Shape::kColumns],
+                                          const float (&w)[Shape::kColumns], float (&left)[Shape::kLeft]) {
+  float x[2 * Shape::kColumns];
 #pragma unroll
-    for (int c = 0; c < kColumns; ++c) v[c] = smem_token[Shape::kSmemV + place.first + c * place.kColumnStep];
-  } else {
-    load_smem<kColumns>(smem_token + Shape::kSmemV + place.first, v);
+  for (int c = 0; c < Shape::kColumns; ++c) {
+    x[c] = u[c];
+    x[Shape::kColumns + c] = w[c];
   }
 #pragma unroll
-  for (int c = 0; c < kColumns; ++c) {
-    f[c] = write_factor(scalars.neg_alpha_sk, scalars.beta, scalars.sk, u[c], v[c]);
-    const float o = read_output(scalars.scale_sq, scalars.kq, scalars.alpha, f[c], w[c]);
-    if (c == 0 || place.group == c) {   // every group holds the same
-      own_o = o;
-      own_f = f[c];
-    }
-  }
-  if (!needs_state) return;
+  for (int width = 1; width < Shape::kGroups; width *= 2) {
+    const int lanes = width * Place<Shape>::kGroupStep;
+    if (width < Shape::kDealt) {
+      const bool keeps_upper = (place.group & width) != 0;
+      const int half = Shape::kColumns / width;
 #pragma unroll
-  for (int j = 0; j < Shape::kSteps; ++j) {
-    float k[kOwned];
-    load_smem<kOwned>(smem_token + kResidues * j + kOwned * place.group, k);
-#pragma unroll
-    for (int i = 0; i < kOwned; ++i) {
-#pragma unroll
-      for (int c = 0; c < kColumns; ++c) {
-        fragment.s[j][i][c] = write_state(scalars.alpha, k[i], f[c], fragment.s[j][i][c]);
+      for (int i = 0; i < Shape::kColumns; ++i) {
+        if (i < half) {
+          const float given = keeps_upper ? x[i] : x[half + i], kept = keeps_upper ? x[half + i] : x[i];
+          x[i] = add(kept, __shfl_xor_sync(kAllLanes, given, lanes));
+        }
       }
+    } else {
+#pragma unroll
+      for (int i = 0; i < Shape::kLeft; ++i) x[i] = add(x[i], __shfl_xor_sync(kAllLanes, x[i], lanes));
     }
+  }
+#pragma unroll
+  for (int i = 0; i < Shape::kLeft; ++i) left[i] = x[i];
+}
+
+// f of all the lane's columns, o and f of its own ones; o is meaningful where place.has_w(), own f where not. v: of its own.
+template <class Shape>
+__device__ __forceinline__ void finish_sums(const Place<Shape>& place, const StepScalars& scalars,
+                                            const float (&left)[Shape::kLeft], const float (&v)[Shape::kLeft],
+                                            float (&f)[Shape::kColumns], float (&own_o)[Shape::kLeft],
+                                            float (&own_f)[Shape::kLeft]) {
+#pragma unroll
+  for (int i = 0; i < Shape::kLeft; ++i) {
+    own_f[i] = write_factor(scalars.neg_alpha_sk, scalars.beta, scalars.sk, left[i], v[i]);
+    const float partner = __shfl_xor_sync(kAllLanes, own_f[i], Place<Shape>::kGroupStep);
+    own_o[i] = read_output(scalars.scale_sq, scalars.kq, scalars.alpha, partner, left[i]);
+  }
+  const int lane = static_cast<int>(threadIdx.x) % 32, lane_of_first = lane - place.group * Place<Shape>::kGroupStep;
+#pragma unroll
+  for (int c = 0; c < Shape::kColumns; ++c) {
+    f[c] = __shfl_sync(kAllLanes, own_f[c % Shape::kLeft],
+                       lane_of_first + Place<Shape>::group_of(c) * Place<Shape>::kGroupStep);
   }
 }
 

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the files of the decode kernel share: how a tile of the state lies over the threads, how a token lies in shared
-// memory, what a block works on.
+// What the files of the decode kernels share: how a tile of the state lies over the threads, what a block works on.
 #pragma once
 
 #include "../../common/gates.h"
@@ -9,60 +8,66 @@
 namespace gdn::cuda {
 namespace {
 
-constexpr int kMostTokens = 8;   // of a sequence, on average: longer ones are the recurrence's
+constexpr int kMostTokens = 8;            // of a sequence, on average: longer ones are the recurrence's
+constexpr unsigned kAllLanes = 0xffffffffu;
 
-// A block holds kTile columns of one head's S, kThreads threads wide. A thread's share is what 16-byte accesses give it:
-//     K-first   kColumns = 16 bytes of neighbouring columns, of as many neighbouring residues as it takes (kOwned)
-//     V-first   kOwned = 16 bytes of neighbouring residues, of as many columns as it takes (kColumns)
-// and of those residues all rows, 32 apart (kSteps of them): the partial sums of rule.h are the thread's own.
-// kBlocks of them share a multiprocessor. What is loaded waits in shared memory (kThroughShared) or in registers.
-template <class StateT, bool kIsVFirst, int kStepsOfK, int kTileColumns, int kBlockThreads, int kBlocksOfSm, bool kShared>
+constexpr int log2_of(int x) { return x <= 1 ? 0 : 1 + log2_of(x / 2); }
+
+// A warp holds whole columns of one head's S, all K rows of them, so that no sum leaves it; kWarpsOfBlock of them side by
+// side are a block's tile. A lane's share is what 16-byte accesses give it:
+//     K-first   kColumns = 16 bytes of neighbouring columns, kLineLanes lanes side by side on a row, kOwned residues
+//     V-first   kOwned = 16 bytes of neighbouring residues, kColumnsOfLane columns
+// and of its residues all rows, 32 apart (kSteps of them): the partial sums of rule.h are the lane's own.
+template <class StateT, bool kIsVFirst, int kStepsOfK, int kWidth, int kWarpsOfBlock, int kBlocksOfSm>
 struct Shape {
   using state_t = StateT;
-  static constexpr bool kVFirst = kIsVFirst, kThroughShared = kShared;
-  static constexpr int kSteps = kStepsOfK, kKeyDim = kResidues * kSteps, kTile = kTileColumns;
-  static constexpr int kThreads = kBlockThreads, kWarps = kThreads / 32, kBlocks = kBlocksOfSm;
+  static constexpr bool kVFirst = kIsVFirst;
+  static constexpr int kSteps = kStepsOfK, kKeyDim = kResidues * kSteps;
+  static constexpr int kWarps = kWarpsOfBlock, kThreads = 32 * kWarps, kBlocks = kBlocksOfSm;
   static constexpr int kVector = 16 / static_cast<int>(sizeof(state_t));
-  static constexpr int kShare = kResidues * kTile / kThreads;                     // residues x columns of a thread
-  static constexpr int kColumns = kVFirst ? kShare / kVector : kVector;
-  static constexpr int kOwned = kVFirst ? kVector : kShare / kVector;
-  static constexpr int kGroups = kResidues / kOwned;                              // threads that share a column
-  static constexpr int kColumnLanes = kVFirst || kTile / kColumns > 32 ? 32 / (kVFirst ? kGroups : 1) : kTile / kColumns;
-  static constexpr int kGroupLanes = 32 / kColumnLanes;
-  static constexpr int kWarpsOfColumn = kGroups / kGroupLanes;                    // warps whose sums have to meet
-  static constexpr int kLoads = kSteps * kShare / kVector;                        // 16-byte accesses of a thread
-  // Measured: walking from piece to piece helps 16-bit states; fp32 ones are better left to the hardware's queue of blocks.
-  static constexpr bool kWalks = sizeof(state_t) < 4;
+  // kWidth: K-first lanes on a row, V-first columns of a lane.
+  static constexpr int kOwned = kVFirst ? kVector : kWidth, kColumns = kVFirst ? kWidth : kVector;
+  static constexpr int kGroups = kResidues / kOwned;            // lanes that share a column
+  static constexpr int kColumnLanes = 32 / kGroups;
+  static constexpr int kWarpColumns = kColumnLanes * kColumns, kTile = kWarps * kWarpColumns;
+  static constexpr int kLoads = kSteps * kOwned * kColumns / kVector;   // 16-byte accesses of a lane
+  // Sums u and w of a lane's columns, 2 kColumns of them, dealt out over the lanes of the column: kLeft each end up with.
+  static constexpr int kDealt = kGroups < 2 * kColumns ? kGroups : 2 * kColumns;   // lanes that get different ones
+  static constexpr int kLeft = 2 * kColumns / kDealt;
 
-  // Shared memory in floats. A token: k, q, v, StepScalars.
-  static constexpr int kSmemQ = kKeyDim, kSmemV = 2 * kKeyDim, kSmemScalars = kSmemV + kTile;
-  static constexpr int kSmemToken = kSmemScalars + 8;
-  static constexpr int kSmemSums = kWarpsOfColumn > 1 ? 2 * kWarpsOfColumn * 2 * kTile : 0;   // [parity][warp][u, w][kTile]
-  static constexpr int kSmemState = kThroughShared ? kLoads * kThreads * 4 : 0;               // [load][thread] of 16 bytes
-
-  static_assert(kShare % kVector == 0 && kColumns * kOwned == kShare, "the share is whole vectors");
-  static_assert(kWarpsOfColumn >= 1 && kWarps % kWarpsOfColumn == 0, "a column's threads are whole warps or part of one");
-  static_assert(kGroups >= kColumns, "a thread answers for at most one column");
-  static_assert(kWarps / kWarpsOfColumn * kColumnLanes * kColumns == kTile, "the warps cover the tile");
+  static_assert(kKeyDim % kVector == 0 && kGroups >= 2, "whole vectors, and u and w go to different lanes");
 };
 
-static_assert(sizeof(StepScalars) == 8 * sizeof(float), "a token's scalars are one record of 8 floats");
-
-// Where a thread's share lies in the tile: its group of kOwned residues; its columns are first + c * kColumnStep.
+// Where a lane's share lies in the tile: its group of kOwned residues; its columns are first + c * kColumnStep.
 template <class Shape>
 struct Place {
   static constexpr int kColumnStep = Shape::kVFirst ? Shape::kColumnLanes : 1;
-  int group, first, warp_of_column, group_lane;
+  static constexpr int kGroupStep = Shape::kVFirst ? 1 : Shape::kColumnLanes;   // lanes from a group to the next
+  int group, first;
 
   __device__ __forceinline__ explicit Place(int thread) {
     const int warp = thread / 32, lane = thread % 32;
     // Neighbouring lanes follow the contiguous dim.
-    group_lane = Shape::kVFirst ? lane % Shape::kGroupLanes : lane / Shape::kColumnLanes;
-    const int column_lane = Shape::kVFirst ? lane / Shape::kGroupLanes : lane % Shape::kColumnLanes;
-    warp_of_column = warp % Shape::kWarpsOfColumn;
-    group = warp_of_column * Shape::kGroupLanes + group_lane;
-    first = warp / Shape::kWarpsOfColumn * Shape::kColumnLanes * Shape::kColumns +
-            column_lane * (Shape::kVFirst ? 1 : Shape::kColumns);
+    group = Shape::kVFirst ? lane % Shape::kGroups : lane / Shape::kColumnLanes;
+    const int column_lane = Shape::kVFirst ? lane / Shape::kGroups : lane % Shape::kColumnLanes;
+    first = warp * Shape::kWarpColumns + column_lane * (Shape::kVFirst ? 1 : Shape::kColumns);
+  }
+  // What deal_sums leaves with this lane: the u or the w of columns own_column() + i * kColumnStep, i < kLeft.
+  __device__ __forceinline__ bool has_w() const { return group % 2 != 0; }
+  __device__ __forceinline__ bool is_first_copy() const { return group < Shape::kDealt; }
+  __device__ __forceinline__ int own_column() const {
+    int column = 0;
+#pragma unroll
+    for (int bit = 1; (2 << bit) <= Shape::kDealt; ++bit) {
+      column += (group >> bit) % 2 * (Shape::kColumns >> bit);
+    }
+    return first + column * kColumnStep;
+  }
+  // The group that ends up with u of column c of the share.
+  static __device__ __forceinline__ constexpr int group_of(int c) {
+    int group = 0;
+    for (int bit = 1; (2 << bit) <= Shape::kDealt; ++bit) group += c / (Shape::kColumns >> bit) % 2 << bit;
+    return group;
   }
 };
 
@@ -82,19 +87,11 @@ inline Divider divider(uint32_t divisor) {
   return {divisor, static_cast<uint32_t>((rest << 32) / divisor + 1), shift};
 }
 
-// How the call is cut: into pieces of work, one head's tile of columns of one sequence each, that the blocks share out.
+// How the call is cut: into pieces of work, one head's tile of columns of one sequence each, a block a piece.
 struct Cut {
-  uint32_t pieces;
   Divider pieces_of_row, tiles, group;   // Hv x tiles; tiles of a head; value heads of a key head
-  int chunk;                             // tokens staged together, at most one a warp
-  int stages;                            // of the state in shared memory: 2 where a block has several pieces
+  int chunk;                             // tokens staged together
 };
-
-template <class Shape>
-constexpr size_t smem_bytes(const Cut& cut) {
-  return sizeof(float) * (cut.stages * Shape::kSmemState + Shape::kSmemSums +
-                          2 * cut.chunk * Shape::kSmemToken);
-}
 
 struct Work {
   int n, head, key_head, column;   // n: sequence
@@ -107,25 +104,9 @@ __device__ __forceinline__ Work work_of_piece(const Cut& cut, uint32_t piece, in
           static_cast<int>(tile) * tile_columns};
 }
 
-// A piece, at tokens [first, first + count) of its row.
-struct Piece {
-  Work work;
-  int origin, length;        // of the row: its sequence or, ragged, its first token; its tokens
-  int first, count;
-  int out_slot;              // -1: its state is not written
-
-  __device__ __forceinline__ void take_tokens(int from, int chunk) {
-    first = from;
-    count = length - from < chunk ? length - from : chunk;
-  }
-  __device__ __forceinline__ Span span(const Call& call) const {
-    return call.cu_seqlens.given() ? Span{0, origin, length} : Span{work.n, 0, length};
-  }
-};
-
-// Token t of the piece's row, head `head`.
-__device__ __forceinline__ char* token_address(const TokenRows& rows, const Piece& piece, int t, int head) {
-  return rows.data + wide(piece.origin, rows.origin) + wide(t, rows.token) + wide(head, rows.head);
+// Token t of a row whose tokens start at `origin` (its sequence or, ragged, its first token), head `head`.
+__device__ __forceinline__ char* token_address(const TokenRows& rows, int origin, int t, int head) {
+  return rows.data + wide(origin, rows.origin) + wide(t, rows.token) + wide(head, rows.head);
 }
 
 }  // namespace

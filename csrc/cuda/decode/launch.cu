@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// gated_delta_rule on short sequences: which calls the decode kernel takes, how wide a tile is, and the launch.
+// gated_delta_rule and gated_delta_verify on short sequences: which calls the decode kernels take, how wide a tile is, and
+// the launch.
 #include <algorithm>
 #include <limits>
+#include <type_traits>
 
 #include "../launch.cuh"
 #include "../rule_kernels.h"
-#include "kernel.cuh"
-#include "record.cuh"
+#include "many.cuh"
+#include "one.cuh"
 
 namespace gdn::cuda {
 namespace {
@@ -17,41 +19,49 @@ const View& any_state(const RuleParams& params) {
   return params.initial_state.given() ? params.initial_state : params.state;
 }
 
-// Columns of a block. Narrow while they are few: a column's K rows then spread over more threads and the blocks over the
-// whole chip.
-int pick_tile(const Dims& dims, DType state_dtype, int num_sms) {
-  const int narrowest = state_dtype == DType::kFloat32 ? 16 : 32;
-  int tile = 64;
-  while (tile > narrowest && (tile > dims.V || dims.N * dims.Hv * ceil_div(dims.V, tile) < kBlocksToFill * num_sms)) {
-    tile /= 2;
-  }
-  return tile;
+// Columns of a block, narrow while blocks are few: they then spread over the whole chip.
+int pick_tile(const Dims& dims, int num_sms) {
+  const bool fills = dims.N * dims.Hv * ceil_div(dims.V, 64) >= kBlocksToFill * num_sms;
+  return dims.V > 32 && fills ? 64 : 32;
+}
+
+template <class Shape>
+Cut cut_of(const RuleParams& params) {
+  const Dims& dims = params.dims;
+  const int64_t tiles = ceil_div(dims.V, Shape::kTile);
+  const int64_t tokens = dims.N > 0 ? ceil_div(dims.B * dims.T, dims.N) : 0;   // of a row, on average
+  return {divider(static_cast<uint32_t>(dims.Hv * tiles)), divider(static_cast<uint32_t>(tiles)),
+          divider(static_cast<uint32_t>(dims.Hv / dims.Hk)), static_cast<int>(std::clamp<int64_t>(tokens, 1, kMostTokens))};
+}
+
+// Dense rows of one token, all of them this launch's.
+bool is_one_token(const RuleParams& params) {
+  return params.dims.T == 1 && !params.cu_seqlens.given() && params.rows.min_length <= 1 && params.rows.max_length >= 1;
 }
 
 template <class Shape, class Keeps>
 const char* launch_shape(const RuleParams& params, const Keeps& keeps, void* stream) {
-  const Dims& dims = params.dims;
-  const int64_t tiles = ceil_div(dims.V, Shape::kTile), pieces = num_rows(params) * dims.Hv * tiles;
-  const int64_t tokens = dims.N > 0 ? ceil_div(dims.B * dims.T, dims.N) : 0;   // of a row, on average
-  const int64_t blocks = std::min<int64_t>(pieces, Shape::kWalks ? Shape::kBlocks * num_multiprocessors() : kMaxBlocks);
-  const Cut cut{static_cast<uint32_t>(pieces), divider(static_cast<uint32_t>(dims.Hv * tiles)),
-                divider(static_cast<uint32_t>(tiles)), divider(static_cast<uint32_t>(dims.Hv / dims.Hk)),
-                static_cast<int>(std::clamp<int64_t>(tokens, 1, Shape::kWarps)), blocks < pieces ? 2 : 1};
-  return launch_early(decode_kernel<Shape, Keeps>, blocks, Shape::kThreads, smem_bytes<Shape>(cut), stream, call_of(params),
+  const int64_t blocks = num_rows(params) * params.dims.Hv * ceil_div(params.dims.V, Shape::kTile);
+  const Cut cut = cut_of<Shape>(params);
+  if constexpr (std::is_same_v<Keeps, KeepState>) {
+    if (is_one_token(params)) {
+      return launch_early(decode_one<Shape>, blocks, Shape::kThreads, kBytesOfOne<Shape>, stream, call_of(params), cut);
+    }
+  }
+  return launch_early(decode_many<Shape, Keeps>, blocks, Shape::kThreads, smem_bytes<Shape>(cut), stream, call_of(params),
                       cut, keeps);
 }
 
+// Warps of a block, blocks of a multiprocessor: what the registers hold without spilling.
 template <class state_t, bool kVFirst, int kSteps, class Keeps>
 const char* launch_tile(const RuleParams& params, const Keeps& keeps, void* stream) {
-  const int tile = pick_tile(params.dims, any_state(params).dtype, num_multiprocessors());
-  // Threads, blocks of a multiprocessor: what the registers hold without spilling.
+  const int tile = pick_tile(params.dims, num_multiprocessors());
   if constexpr (sizeof(state_t) == 4) {
-    if (tile == 16) return launch_shape<Shape<state_t, kVFirst, kSteps, 16, 128, 7, true>>(params, keeps, stream);
-    if (tile == 32) return launch_shape<Shape<state_t, kVFirst, kSteps, 32, 128, 6, true>>(params, keeps, stream);
-    return launch_shape<Shape<state_t, kVFirst, kSteps, 64, 128, 3, true>>(params, keeps, stream);
+    if (tile == 32) return launch_shape<Shape<state_t, kVFirst, kSteps, 2, 4, 5>>(params, keeps, stream);
+    return launch_shape<Shape<state_t, kVFirst, kSteps, 4, 4, 3>>(params, keeps, stream);
   } else {
-    if (tile == 32) return launch_shape<Shape<state_t, kVFirst, kSteps, 32, 64, 6, true>>(params, keeps, stream);
-    return launch_shape<Shape<state_t, kVFirst, kSteps, 64, 128, 3, true>>(params, keeps, stream);
+    if (tile == 32) return launch_shape<Shape<state_t, kVFirst, kSteps, 2, 2, 6>>(params, keeps, stream);
+    return launch_shape<Shape<state_t, kVFirst, kSteps, 2, 4, 3>>(params, keeps, stream);
   }
 }
 
@@ -72,11 +82,19 @@ const char* launch_keeping(const RuleParams& params, const Keeps& keeps, void* s
   return error;
 }
 
+constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+
 // Whether the kernel's shapes hold this state, whatever the number of tokens.
 bool has_shape(const RuleParams& params) {
   const Dims& dims = params.dims;
   if ((dims.K != 64 && dims.K != 128) || (dims.N + 1) * dims.Hv * ceil_div(dims.V, 16) > kMaxBlocks) return false;
   return (params.initial_state.given() || params.state.given()) && has_call(params);
+}
+
+// Whether 32 bits hold the bytes from a record of a row to its last.
+bool records_fit(const VerifyParams& params) {
+  const int64_t row = params.ring_length * params.ring.stride[2];
+  return row < kMost / 8 && row > -kMost / 8;
 }
 
 }  // namespace
@@ -90,14 +108,36 @@ const char* decode_gated_delta_rule(const RuleParams& params, void* stream) {
   return launch_keeping(params, KeepState{}, stream);
 }
 
-bool decode_supports_ring(const VerifyParams& params) {
-  return params.ring.given() && params.ring_rows <= std::numeric_limits<int>::max() && has_shape(params.rule);
+bool decode_supports(const VerifyParams& params) {
+  if (params.ring.given()) return params.ring_rows <= kMost && records_fit(params) && has_shape(params.rule);
+  if (params.states_out.given() && (params.states_out.dtype != params.rule.initial_state.dtype ||
+                                    is_v_first(params.states_out) != is_v_first(params.rule.initial_state) ||
+                                    !moves_in_vectors(params.states_out, params.rule.dims))) {
+    return false;
+  }
+  return params.states_length <= kMost && params.table_length <= kMost && has_shape(params.rule);
 }
 
 const char* decode_gated_delta_verify(const VerifyParams& params, void* stream) {
   const Dims& dims = params.rule.dims;
-  const KeepRecords keeps{params.ring, params.ring_slots, params.ring_rows, params.ring_length, static_cast<int>(dims.K),
-                          static_cast<int>(dims.V), static_cast<int>(dims.Hv / dims.Hk)};
+  if (params.ring.given()) {
+    const int item = dtype_size(params.ring.dtype);
+    const KeepRecords keeps{params.ring,
+                            params.ring_slots,
+                            params.ring_rows,
+                            params.ring_length,
+                            static_cast<int32_t>(params.ring.stride[2]) * item,
+                            item,
+                            static_cast<int>(dims.K),
+                            static_cast<int>(dims.V),
+                            static_cast<int>(dims.Hv / dims.Hk)};
+    return launch_keeping(params.rule, keeps, stream);
+  }
+  const bool v_first = is_v_first(params.rule.initial_state), has_buffer = params.states_out.given();
+  const View& states = has_buffer ? params.states_out : params.rule.state;
+  const KeepStates keeps{state_rows(states, v_first), params.states_row_stride * dtype_size(states.dtype),
+                         params.state_table, has_buffer ? params.states_length : params.table_length,
+                         params.rule.pool_out, params.num_accepted};
   return launch_keeping(params.rule, keeps, stream);
 }
 

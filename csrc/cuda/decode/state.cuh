@@ -1,26 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-// A thread's share of the state between memory and registers: 16 bytes an access, all loads in flight at once.
+// A lane's share of the state between memory and registers: 16 bytes an access, all loads in flight at once.
 #pragma once
 
-#include "../ptx/cp_async.cuh"
 #include "../ptx/ld_st.cuh"
-#include "../ptx/shared.cuh"
 #include "../tile/pack.cuh"
 #include "config.cuh"
 
 namespace gdn::cuda {
 namespace {
 
+// The share as it is stored, vector by vector. K-first: idx = (step, row of the group); V-first: idx = (step, column).
+template <class Shape>
+struct Packs {
+  uint32_t word[Shape::kLoads][4];
+};
+
 // s[j][i][c]: row 32 j + kOwned * group + i, column c of the share.
 template <class Shape>
 struct Fragment {
   float s[Shape::kSteps][Shape::kOwned][Shape::kColumns];
-};
-
-// The same as it is stored, vector by vector.
-template <class Shape>
-struct Packs {
-  uint32_t word[Shape::kLoads][4];
 };
 
 // Where the share's first vector lies.
@@ -32,7 +30,7 @@ __device__ __forceinline__ char* share_address(const StateRows& state, int slot,
 }
 
 // Calls visit(idx, address, inside) for each vector of the share, the first at gmem; inside: within the `columns` columns
-// from the thread's first on. K-first: idx = (step, row of the group); V-first: idx = (step, column).
+// from the lane's first on.
 template <class Shape, class Visit>
 __device__ __forceinline__ void visit_vectors(char* gmem, int line, int columns, Visit&& visit) {
   constexpr int kBytes = static_cast<int>(sizeof(typename Shape::state_t));
@@ -58,32 +56,32 @@ __device__ __forceinline__ void visit_vectors(char* gmem, int line, int columns,
   }
 }
 
-// Issues the loads of a share, into registers or towards the thread's own places in shared memory. Outside the columns:
-// zeros.
+// Issues the loads of a share. Outside the columns: zeros.
 template <class Shape>
-__device__ __forceinline__ void load_share(char* gmem, int line, int columns, Packs<Shape>& packs, float* smem_state) {
-  if constexpr (Shape::kThroughShared) {
-    const uint32_t smem = ptx::shared_address(smem_state) + 16 * threadIdx.x;
-    visit_vectors<Shape>(gmem, line, columns, [&](int idx, const char* vector, bool inside) {
-      ptx::cp_async_16(smem + 16 * Shape::kThreads * idx, vector, inside ? 16 : 0);
-    });
-  } else {
-    visit_vectors<Shape>(gmem, line, columns, [&](int idx, const char* vector, bool inside) {
+__device__ __forceinline__ void load_share(char* gmem, int line, int columns, Packs<Shape>& packs) {
+  visit_vectors<Shape>(gmem, line, columns, [&](int idx, const char* vector, bool inside) {
 #pragma unroll
-      for (int w = 0; w < 4; ++w) packs.word[idx][w] = 0;
-      if (inside) ptx::ld_global_streaming_v4(vector, packs.word[idx]);
-    });
-  }
+    for (int w = 0; w < 4; ++w) packs.word[idx][w] = 0;
+    if (inside) ptx::ld_global_streaming_v4(vector, packs.word[idx]);
+  });
 }
 
-// What load_share brought to shared memory, when it is there.
+// The elements of vector idx: kVector of them along the contiguous dim.
 template <class Shape>
-__device__ __forceinline__ void read_share(const float* smem_state, Packs<Shape>& packs) {
+__device__ __forceinline__ void widen_vector(const Packs<Shape>& packs, int idx, float* x) {
+  PackOf<typename Shape::state_t, Shape::kVector> pack;
 #pragma unroll
-  for (int idx = 0; idx < Shape::kLoads; ++idx) {
-    const auto words = *reinterpret_cast<const Words<16>*>(smem_state + 4 * (Shape::kThreads * idx + threadIdx.x));
+  for (int w = 0; w < 4; ++w) pack.word[w] = packs.word[idx][w];
+  unpack<typename Shape::state_t, Shape::kVector>(pack, x);
+}
+
+template <class Shape>
+__device__ __forceinline__ void round_vector(const float* x, uint32_t (&word)[4]) {
+  using state_t = typename Shape::state_t;
 #pragma unroll
-    for (int w = 0; w < 4; ++w) packs.word[idx][w] = words.word[w];
+  for (int w = 0; w < 4; ++w) {
+    if constexpr (sizeof(state_t) == 4) word[w] = float_bits(x[w]);
+    else word[w] = round_pair(x[2 * w], x[2 * w + 1], state_t{});
   }
 }
 
@@ -91,11 +89,8 @@ template <class Shape>
 __device__ __forceinline__ void widen(const Packs<Shape>& packs, Fragment<Shape>& fragment) {
 #pragma unroll
   for (int idx = 0; idx < Shape::kLoads; ++idx) {
-    PackOf<typename Shape::state_t, Shape::kVector> pack;
     float x[Shape::kVector];
-#pragma unroll
-    for (int w = 0; w < 4; ++w) pack.word[w] = packs.word[idx][w];
-    unpack<typename Shape::state_t, Shape::kVector>(pack, x);
+    widen_vector<Shape>(packs, idx, x);
 #pragma unroll
     for (int e = 0; e < Shape::kVector; ++e) {
       if constexpr (Shape::kVFirst) fragment.s[idx / Shape::kColumns][e][idx % Shape::kColumns] = x[e];
@@ -107,7 +102,6 @@ __device__ __forceinline__ void widen(const Packs<Shape>& packs, Fragment<Shape>
 // Rounds the share to the state's dtype and writes it.
 template <class Shape>
 __device__ __forceinline__ void store_share(char* gmem, int line, int columns, const Fragment<Shape>& fragment) {
-  using state_t = typename Shape::state_t;
   visit_vectors<Shape>(gmem, line, columns, [&](int idx, char* vector, bool inside) {
     float x[Shape::kVector];
 #pragma unroll
@@ -116,11 +110,7 @@ __device__ __forceinline__ void store_share(char* gmem, int line, int columns, c
       else x[e] = fragment.s[idx / Shape::kOwned][idx % Shape::kOwned][e];
     }
     uint32_t word[4];
-#pragma unroll
-    for (int w = 0; w < 4; ++w) {
-      if constexpr (sizeof(state_t) == 4) word[w] = float_bits(x[w]);
-      else word[w] = round_pair(x[2 * w], x[2 * w + 1], state_t{});
-    }
+    round_vector<Shape>(x, word);
     if (inside) ptx::st_global_streaming_v4(vector, word);
   });
 }

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+// What decode_many leaves beside o, a policy each: the state after the row; a record a token; the state after every token.
+#pragma once
+
+#include "../../common/ring.h"
+#include "state.cuh"
+
+namespace gdn::cuda {
+namespace {
+
+// A sequence of a call: its sequence or, ragged, its first token; its tokens; the slot it starts from (-1: zeros) and the
+// one that takes its last state (-1: none).
+struct Row {
+  int origin, length, slot, out_slot;
+};
+
+// The slots that row n reads and writes. False: padding, nothing is computed.
+__device__ __forceinline__ bool find_slots(const Call& call, int n, int& slot, int& out_slot) {
+  const bool reads = call.in.data != nullptr, writes = call.state.data != nullptr;
+  slot = static_cast<int>(slot_of_row(call.slots, n, reads ? call.pool_in : call.pool_out));
+  out_slot = -1;
+  if (call.slots.given() && slot < 0) return false;
+  if (writes) out_slot = static_cast<int>(slot_of_row(call.out_slots.given() ? call.out_slots : call.slots, n, call.pool_out));
+  if (!reads || !call.has_initial_state.at(n)) slot = -1;
+  return true;
+}
+
+struct KeepState {
+  struct Target {};   // where a lane's parts of the records go
+  __device__ __forceinline__ bool find_slots(const Call& call, int n, Row& row) const {
+    return cuda::find_slots(call, n, row.slot, row.out_slot);
+  }
+  __device__ __forceinline__ Target target_of(const Work&, const Row&, int /*column*/) const { return {}; }
+  // Whether anybody reads the state after token t.
+  __device__ __forceinline__ bool needs_state_after(const Row&, int /*t*/) const { return true; }
+  // Key (k: a lane's elements lane + 32 j, as fp32 bits) and decay of token t; by one warp.
+  template <class Shape>
+  __device__ __forceinline__ void keep_token(const Target&, const Work&, int /*t*/, const uint32_t (&/*k*/)[Shape::kSteps],
+                                             float /*alpha*/) const {}
+  // f of token t, `step` columns from the target's.
+  __device__ __forceinline__ void keep_factor(const Target&, int /*t*/, int /*step*/, float /*f*/) const {}
+  template <class Shape>
+  __device__ __forceinline__ void keep_state(const Target&, const Work&, int /*t*/, const Place<Shape>&, int /*columns*/,
+                                             const Fragment<Shape>&) const {}
+};
+
+// Records of ring.h for rows within the ring; longer ones write their state and record nothing.
+struct KeepRecords {
+  View ring;                // [rows, Hk, length, stride]
+  IndexView ring_slots;
+  int64_t ring_rows, ring_length;
+  int32_t record, item;     // bytes from a record to the next, of an element
+  int key_dim, value_dim, group;
+
+  struct Target {
+    char* data;   // of the row's and key head's first record; nullptr: nothing is recorded
+    int factor;   // bytes from there to the f of the lane's column
+  };
+  __device__ __forceinline__ bool find_slots(const Call& call, int n, Row& row) const {
+    const bool computes = cuda::find_slots(call, n, row.slot, row.out_slot);
+    if (row.length <= ring_length) row.out_slot = -1;
+    return computes;
+  }
+  __device__ __forceinline__ int member(const Work& work) const { return work.head - work.key_head * group; }
+  __device__ __forceinline__ Target target_of(const Work& work, const Row& row, int column) const {
+    const int64_t ring_row = row.length > ring_length ? -1 : slot_of_row(ring_slots, work.n, ring_rows);
+    char* const data = ring_row < 0 ? nullptr : static_cast<char*>(ring.data) + ring.offset(ring_row, work.key_head) * item;
+    return {data, static_cast<int>(record_factor(key_dim, value_dim, member(work)) + column) * item};
+  }
+  __device__ __forceinline__ bool needs_state_after(const Row& row, int t) const {
+    return t + 1 < row.length || row.out_slot >= 0;
+  }
+  // The first tile of every value head keeps its alpha, that of the group's first head the key.
+  template <class Shape>
+  __device__ __forceinline__ void keep_token(const Target& target, const Work& work, int t,
+                                             const uint32_t (&k)[Shape::kSteps], float alpha) const {
+    if (work.column != 0 || target.data == nullptr) return;
+    char* const at = target.data + wide(t, record);
+    const int lane = threadIdx.x % 32;
+    if (lane == 0) store_float(at, ring.dtype, record_alpha(key_dim, value_dim, group, member(work)), alpha);
+    if (member(work) != 0) return;
+#pragma unroll
+    for (int j = 0; j < Shape::kSteps; ++j) store_float(at, ring.dtype, lane + 32 * j, bits_float(k[j]));
+  }
+  __device__ __forceinline__ void keep_factor(const Target& target, int t, int step, float f) const {
+    if (target.data != nullptr) store_float(target.data + (wide(t, record) + target.factor), ring.dtype, step, f);
+  }
+  template <class Shape>
+  __device__ __forceinline__ void keep_state(const Target&, const Work&, int, const Place<Shape>&, int,
+                                             const Fragment<Shape>&) const {}
+};
+
+// The state after each token, in slots that a table names or in a buffer of its own.
+struct KeepStates {
+  StateRows states;             // slot: of the pool, or from a token to the next in the buffer
+  int64_t sequence;             // bytes from a sequence's states to the next one's; 0: a pool
+  TableView table;              // [N, length] slots; not given: token t of the buffer
+  int64_t length, pool;
+  IndexView num_accepted;       // [N] the row starts from slot table[n, num_accepted[n] - 1]; not given: from call.slots
+
+  struct Target {
+    char* data;
+    int slot;   // lane t: of token t, -1: not kept
+  };
+  __device__ __forceinline__ int slot_of(int n, int t) const {
+    if (t >= length) return -1;
+    return table.given() ? static_cast<int>(slot_or_padding(table.at(n, t), pool)) : t;
+  }
+  __device__ __forceinline__ bool find_slots(const Call& call, int n, Row& row) const {
+    row.out_slot = -1;
+    if (num_accepted.given()) {
+      const int64_t accepted = num_accepted.at(n);
+      row.slot = accepted < 1 || accepted > length ? -1 : static_cast<int>(slot_or_padding(table.at(n, accepted - 1), call.pool_in));
+    } else {
+      row.slot = static_cast<int>(slot_of_row(call.slots, n, call.pool_in));
+    }
+    return row.slot >= 0;
+  }
+  __device__ __forceinline__ Target target_of(const Work& work, const Row&, int /*column*/) const {
+    return {states.data + work.n * sequence, slot_of(work.n, threadIdx.x % 32)};
+  }
+  __device__ __forceinline__ bool needs_state_after(const Row&, int) const { return true; }
+  template <class Shape>
+  __device__ __forceinline__ void keep_token(const Target&, const Work&, int, const uint32_t (&)[Shape::kSteps], float) const {}
+  __device__ __forceinline__ void keep_factor(const Target&, int, int, float) const {}
+  // Called by all lanes of a warp.
+  template <class Shape>
+  __device__ __forceinline__ void keep_state(const Target& target, const Work& work, int t, const Place<Shape>& place,
+                                             int columns, const Fragment<Shape>& fragment) const {
+    const int slot = t < 32 ? __shfl_sync(kAllLanes, target.slot, t) : slot_of(work.n, t);
+    if (slot < 0) return;
+    StateRows rows = states;
+    rows.data = target.data;
+    store_share<Shape>(share_address<Shape>(rows, slot, work, place), rows.line, columns, fragment);
+  }
+};
+
+}  // namespace
+}  // namespace gdn::cuda

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Gated delta rule on one token a sequence, exact: rule.h's step on a state that is read once and written once.
+//     S <- exp(g) S;   d = beta (v - S^T k);   S <- S + k d^T;   o = scale S^T q
+// Bound by the bytes of S. Its loads come first; each lane then takes its own rows of k and q from memory and all sums stay
+// in a warp, so that nothing is staged and there is no barrier.
+// Grid    a block a piece: sequence (slowest), value head, tile of V (fastest).   Block: config.cuh's Shape.
+// Reads   q k [Hk, K], v [Hv, V], g beta [Hv]; S [K, V] once.   Writes   o [Hv, V]; S once.
+// Order   the sums of rule.h: same bits as the recurrence, whatever the tile and the layout.
+// Needs   dense rows of one token; K = 32 kSteps; vectors of 16 bytes along the state's contiguous dim; 16-bit q k v with
+//         neighbouring elements, q and k aligned to kOwned of them; sm_80 on.
+// Registers hold a 16-bit state as it is stored and widen it twice: half of them, twice the loads in flight.
+#pragma once
+
+#include "../ptx/pdl.cuh"
+#include "keep.cuh"
+#include "stage.cuh"
+
+namespace gdn::cuda {
+namespace {
+
+#ifndef GDN_ONE_EARLY
+#define GDN_ONE_EARLY 1
+#endif
+
+
+// o of a lane's own columns, from `column` on.
+template <class Shape>
+__device__ __forceinline__ void write_own(const TokenRows& rows, const Call& call, const Work& work, int column, bool answers,
+                                          const float (&o)[Shape::kLeft]) {
+  char* const out = token_address(rows, work.n, 0, work.head) + column * call.out_dim;
+#pragma unroll
+  for (int i = 0; i < Shape::kLeft; ++i) {
+    const int step = i * Place<Shape>::kColumnStep;
+    if (answers && column + step < call.V) store_float(out + step * call.out_dim, call.dtype, 0, o[i]);
+  }
+}
+
+// The sums of S * x over the lane's rows, of its columns; x [kKeyDim] in shared memory.
+template <class Shape>
+__device__ __forceinline__ void sum_packs(const float* smem_x, const Place<Shape>& place, const Packs<Shape>& packs,
+                                          float (&sum)[Shape::kColumns]) {
+  constexpr int kOwned = Shape::kOwned, kColumns = Shape::kColumns, kLoadsOfStep = Shape::kLoads / Shape::kSteps;
+  float part[kOwned][kColumns] = {};
+#pragma unroll
+  for (int j = 0; j < Shape::kSteps; ++j) {
+    float x[kOwned];
+    load_smem<kOwned>(smem_x + kResidues * j + kOwned * place.group, x);
+#pragma unroll
+    for (int n = 0; n < kLoadsOfStep; ++n) {
+      float s[Shape::kVector];
+      widen_vector<Shape>(packs, j * kLoadsOfStep + n, s);
+#pragma unroll
+      for (int e = 0; e < Shape::kVector; ++e) {
+        const int i = Shape::kVFirst ? e : n, c = Shape::kVFirst ? n : e;
+        part[i][c] = accumulate(s[e], x[i], part[i][c]);
+      }
+    }
+  }
+  sum_over_owned<Shape, kColumns>(part);
+#pragma unroll
+  for (int c = 0; c < kColumns; ++c) sum[c] = part[0][c];
+}
+
+// The state after the token, vector by vector.
+template <class Shape>
+__device__ __forceinline__ void write_packs(char* gmem, int line, int columns, const float* smem_k, const Place<Shape>& place,
+                                            const Packs<Shape>& packs, float alpha, const float (&f)[Shape::kColumns]) {
+  constexpr int kOwned = Shape::kOwned, kLoadsOfStep = Shape::kLoads / Shape::kSteps;
+  float k[Shape::kSteps][kOwned];
+#pragma unroll
+  for (int j = 0; j < Shape::kSteps; ++j) load_smem<kOwned>(smem_k + kResidues * j + kOwned * place.group, k[j]);
+  visit_vectors<Shape>(gmem, line, columns, [&](int idx, char* vector, bool inside) {
+    float s[Shape::kVector];
+    uint32_t word[4];
+    widen_vector<Shape>(packs, idx, s);
+#pragma unroll
+    for (int e = 0; e < Shape::kVector; ++e) {
+      const int i = Shape::kVFirst ? e : idx % kLoadsOfStep, c = Shape::kVFirst ? idx % kLoadsOfStep : e;
+      s[e] = write_state(alpha, k[idx / kLoadsOfStep][i], f[c], s[e]);
+    }
+    round_vector<Shape>(s, word);
+    if (inside) ptx::st_global_streaming_v4(vector, word);
+  });
+}
+
+template <class Shape>
+constexpr size_t kBytesOfOne = sizeof(float) * Shape::kWarps * 2 * Shape::kKeyDim;
+
+template <class Shape>
+__global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
+    decode_one(const __grid_constant__ Call call, const __grid_constant__ Cut cut) {
+  extern __shared__ float4 smem_tokens[];   // k, q [kKeyDim]: a copy for each warp, 4 KB for four
+  constexpr int kLeft = Shape::kLeft;
+  const Work work = work_of_piece(cut, blockIdx.x, Shape::kTile);
+  const Place<Shape> place(threadIdx.x);
+  float* const smem_k = reinterpret_cast<float*>(smem_tokens) + threadIdx.x / 32 * (2 * Shape::kKeyDim);
+  float* const smem_q = smem_k + Shape::kKeyDim;
+  const int own = work.column + place.own_column();
+  const bool answers = place.has_w() && place.is_first_copy();
+  if (!call.is_plain) ptx::griddepcontrol_wait();   // before any memory is read; else the addresses come first
+  int slot = call.in.data != nullptr ? work.n : -1, out_slot = call.state.data != nullptr ? work.n : -1;
+  if (!call.is_plain && !find_slots(call, work.n, slot, out_slot)) {
+    const float zeros[kLeft] = {};
+    write_own<Shape>(call.out, call, work, own, answers, zeros);
+    return;
+  }
+  char* const gmem_in = share_address<Shape>(call.in, slot, work, place);
+  const int columns = call.V - work.column - place.first;
+  if (call.is_plain) ptx::griddepcontrol_wait();
+  if (GDN_ONE_EARLY == 0) ptx::griddepcontrol_launch_dependents();
+
+  Packs<Shape> packs;
+  TokenBits<Shape> token = {};
+  load_share<Shape>(gmem_in, call.in.line, slot >= 0 ? columns : 0, packs);
+  load_token<Shape>(call, work, work.n, 0, threadIdx.x % 32, token);
+  const char* const gmem_v = token_address(call.v, work.n, 0, work.head);
+  uint32_t v_bits[kLeft];
+#pragma unroll
+  for (int i = 0; i < kLeft; ++i) {
+    const int column = own + i * place.kColumnStep;
+    v_bits[i] = load_bits(gmem_v, call.dtype, column < call.V ? column : 0);
+  }
+  if (GDN_ONE_EARLY == 1) ptx::griddepcontrol_launch_dependents();
+
+  const StepScalars scalars = stage_token<Shape>(call, token, threadIdx.x % 32, smem_k, smem_q);
+  float v[kLeft];
+#pragma unroll
+  for (int i = 0; i < kLeft; ++i) v[i] = widen_bits(v_bits[i], call.dtype);
+  __syncwarp();   // k and q are there
+  float u[Shape::kColumns], w[Shape::kColumns], f[Shape::kColumns], left[kLeft], own_o[kLeft], own_f[kLeft];
+  sum_packs<Shape>(smem_k, place, packs, u);
+  sum_packs<Shape>(smem_q, place, packs, w);
+  if (GDN_ONE_EARLY == 2) ptx::griddepcontrol_launch_dependents();
+  deal_sums<Shape>(place, u, w, left);
+  finish_sums<Shape>(place, scalars, left, v, f, own_o, own_f);
+  if (out_slot >= 0) {
+    write_packs<Shape>(share_address<Shape>(call.state, out_slot, work, place), call.state.line, columns, smem_k, place,
+                       packs, scalars.alpha, f);
+  }
+  write_own<Shape>(call.out, call, work, own, answers, own_o);
+}
+
+}  // namespace
+}  // namespace gdn::cuda
