@@ -261,4 +261,9 @@ void launch(const Checker& check, const char* (*op)(const void*, void*), const v
 }
 #endif
 
+OptionalTensor allocate_workspace(const Tensor& anchor, int64_t bytes) {
+  if (bytes == 0) return std::nullopt;
+  return torch::stable::new_empty(anchor, {bytes}, torch::headeronly::ScalarType::Byte);
+}
+
 }  // namespace gdn::api

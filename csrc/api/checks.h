@@ -77,6 +77,22 @@ void parallel_for(int64_t begin, int64_t end, int64_t grain, void (*body)(int64_
 // The CUDA side of a call: current stream of the tensors' device, error to exception.
 void launch(const Checker& check, const char* (*op)(const void* params, void* stream), const void* params);
 
+// Memory that a CUDA op needs for itself: `bytes` of it, on the tensors' device, until the call has run. None for 0.
+OptionalTensor allocate_workspace(const Tensor& anchor, int64_t bytes);
+
+// The same of an op that says what it needs; nothing on the CPU. `params` gets its address.
+template <class Params, int64_t (*bytes_on_cuda)(const Params&)>
+OptionalTensor add_workspace(const Checker& check, const Tensor& anchor, Params& params) {
+#if defined(CUDA_KERNEL)
+  if (!check.on_cuda()) return std::nullopt;
+  OptionalTensor workspace = allocate_workspace(anchor, bytes_on_cuda(params));
+  params.workspace = workspace ? workspace->mutable_data_ptr() : nullptr;
+  return workspace;
+#else
+  return std::nullopt;
+#endif
+}
+
 // Runs an op on the backend that holds its tensors.
 template <class Params, void (*on_cpu)(const Params&, cpu::ParallelFor), const char* (*on_cuda)(const Params&, void*)>
 void run(const Checker& check, const Params& params) {

@@ -52,6 +52,7 @@ void gated_delta_rule(Tensor q, Tensor k, Tensor v, OptionalTensor g, OptionalTe
   if (checkpoints) add_checkpoints(check, *checkpoints, checkpoint_every, checkpoint_starts, params);
   check.require(mode >= 0 && mode <= 2, "mode must be 0 (recurrent), 1 (chunk) or 2 (auto), got " + std::to_string(mode));
   params.mode = static_cast<RuleMode>(mode);
+  const OptionalTensor workspace = add_workspace<RuleParams, cuda::gated_delta_rule_workspace>(check, q, params);
   run<RuleParams, cpu::gated_delta_rule, cuda::gated_delta_rule>(check, params);
 }
 

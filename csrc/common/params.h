@@ -36,6 +36,7 @@ struct RuleParams {
   int64_t total_checkpoints;
   int64_t checkpoint_every;      // tokens between two of a sequence, a multiple of 64
   IndexView checkpoint_starts;   // [N] row of a sequence's first; not given: n * (T / checkpoint_every)
+  void* workspace;               // device memory of the bytes that the backend asks for; not given where it asks for none
 
   // Row for the state after `tokens` tokens of sequence n, a multiple of checkpoint_every; -1: outside, not written.
   GDN_INLINE int64_t checkpoint_row(int64_t n, int64_t tokens) const {

@@ -16,6 +16,13 @@ namespace {
 // The crossover of auto; the docstring of gated_delta_rule names it too, and a test holds the two together.
 constexpr int64_t kFewestChunkTokens = 64;
 
+// Whether the chunk kernel computes rows of this call.
+bool takes_chunks(const RuleParams& params) {
+  const bool has_long_rows = params.mode == RuleMode::kChunk || params.dims.T >= kFewestChunkTokens;
+  return params.mode != RuleMode::kRecurrent && has_long_rows && is_hopper() && chunk_sm90_supports(params) &&
+         !params.checkpoints.given();
+}
+
 const char* launch_exact(const RuleParams& params, void* stream) {
   return decode_supports(params) ? decode_gated_delta_rule(params, stream) : recurrent_gated_delta_rule(params, stream);
 }
@@ -30,12 +37,12 @@ const char* launch_both(RuleParams params, void* stream) {
 
 }  // namespace
 
+int64_t gated_delta_rule_workspace(const RuleParams& params) {
+  return takes_chunks(params) ? chunk_sm90_workspace_bytes(params) : 0;
+}
+
 const char* gated_delta_rule(const RuleParams& params, void* stream) {
-  const bool has_long_rows = params.mode == RuleMode::kChunk || params.dims.T >= kFewestChunkTokens;
-  if (params.mode == RuleMode::kRecurrent || !has_long_rows || !is_hopper() || !chunk_sm90_supports(params) ||
-      params.checkpoints.given()) {
-    return launch_exact(params, stream);
-  }
+  if (!takes_chunks(params)) return launch_exact(params, stream);
   if (params.mode == RuleMode::kAuto && params.cu_seqlens.given()) return launch_both(params, stream);
   return chunk_sm90_gated_delta_rule(params, stream);
 }

@@ -20,8 +20,9 @@ const char* decode_gated_delta_verify(const VerifyParams& params, void* stream);
 // Whether that kernel takes these head dims, strides and dtypes, whatever the lengths.
 bool decode_supports(const VerifyParams& params);
 
-// Chunks of 64 tokens on the tensor cores of compute capability 9.0, and only there.
+// Chunks of 64 tokens on the tensor cores of compute capability 9.0, and only there; params.workspace holds the bytes below.
 const char* chunk_sm90_gated_delta_rule(const RuleParams& params, void* stream);
+int64_t chunk_sm90_workspace_bytes(const RuleParams& params);
 // Whether that kernel takes these dtypes, head dims and strides.
 bool chunk_sm90_supports(const RuleParams& params);
 

@@ -67,6 +67,16 @@ inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
 inline void __syncwarp() { emulated::shuffle(0, 0); }
 inline void __syncthreads() { emulated::suspend(emulated::Waits::kForBlock); }
+inline int __syncthreads_count(bool x) {
+  static int sum;   // one block runs at a time
+  sum += x;
+  __syncthreads();
+  const int count = sum;
+  __syncthreads();
+  sum = 0;
+  __syncthreads();
+  return count;
+}
 
 struct alignas(8) float2 {
   float x, y;

@@ -69,12 +69,20 @@ struct Device {
   cases::Pointers pointers() const { return {qkv.data, g.data, beta.data, cu.data, slots.data, out_slots.data, has.data, state_in.data, state_out.data, out.data}; }
 };
 
+// The parameters with a workspace, which `buffer` keeps.
+static RuleParams with_workspace(RuleParams r, std::unique_ptr<Buffer>& buffer) {
+  buffer = std::make_unique<Buffer>(nullptr, chunk_sm90_workspace_bytes(r));
+  r.workspace = buffer->data;
+  return r;
+}
+
 static bool check_case(const Case& c) {
   running = c.name.c_str();
   const Problem p = cases::make(c);
   const cases::Reference ref = cases::reference(p);
   Device d(p);
-  const RuleParams r = cases::params(p, d.pointers());
+  std::unique_ptr<Buffer> workspace;
+  const RuleParams r = with_workspace(cases::params(p, d.pointers()), workspace);
   must(chunk_sm90_gated_delta_rule(r, nullptr));
   synchronize(c.name.c_str());
   const cases::Errors e = cases::compare(p, ref, d.out.get(), d.state_out.get(), d.sentinel);
@@ -114,7 +122,8 @@ static int run_bits() {
       running = c.name.c_str();
       const Problem p = cases::make(c);
       Device d(p);
-      const RuleParams r = cases::params(p, d.pointers());
+      std::unique_ptr<Buffer> workspace;
+  const RuleParams r = with_workspace(cases::params(p, d.pointers()), workspace);
       must(chunk_sm90_gated_delta_rule(r, nullptr));
       synchronize(c.name.c_str());
       const auto out = d.out.get(), state = d.state_out.get();
@@ -166,13 +175,15 @@ static int debug_case(DType io, int chunk) {
   running = c.name.c_str();
   const Problem p = cases::make(c);
   Device d(p);
-  const RuleParams r = cases::params(p, d.pointers());
-  const size_t sizes[8] = {64 * 128, 64 * 128, 64 * 64, 64 * 64, 256, 64 * 64, 64 * 64, 64 * 64};
+  std::unique_ptr<Buffer> workspace;
+  const RuleParams r = with_workspace(cases::params(p, d.pointers()), workspace);
+  const size_t sizes[8] = {64 * 128, 64 * 128, 64 * 64, 64 * 64, 128, 64 * 64, 64 * 64, 64 * 64};
   std::vector<std::unique_ptr<Buffer>> b;
   for (size_t s : sizes) { b.push_back(std::make_unique<Buffer>(nullptr, s * 4)); CHECK(cudaMemset(b.back()->data, 0xff, s * 4)); }
   auto at = [&](int i) { return static_cast<float*>(b[i]->data); };
   const Watch watch = {chunk, at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7)};
-  must(launch_clusters(chunk_sm90::chunk_kernel<io_t, io_t, 128, Watch>, 2, 2 * 2 * 2, chunk_sm90::kThreads, sizeof(chunk_sm90::SharedMemory<128>), nullptr, r, watch));
+  must(chunk_sm90_gated_delta_rule(r, nullptr));
+  must(launch(chunk_sm90::chunk_kernel<io_t, io_t, 128, Watch>, 2 * 2 * 2, chunk_sm90::kThreads, sizeof(chunk_sm90::SharedMemory<128>), nullptr, r, watch));
   synchronize(c.name.c_str());
   std::vector<std::vector<float>> got;
   for (int i = 0; i < 8; ++i) { const auto h = b[i]->get(); got.emplace_back(sizes[i]); memcpy(got.back().data(), h.data(), h.size()); }
@@ -180,17 +191,18 @@ static int debug_case(DType io, int chunk) {
 }
 
 // ms of one call: a CUDA graph of `calls` launches, median of replays.
-static double time_graph(const RuleParams& r, const char* name) {
+template <class Call>
+static double time_graph(const Call& call, const char* name) {
   running = name;
   cudaStream_t stream;
   CHECK(cudaStreamCreate(&stream));
-  must(chunk_sm90_gated_delta_rule(r, stream));
+  must(call(stream));
   CHECK(cudaStreamSynchronize(stream));
   const int calls = 5;
   cudaGraph_t graph;
   cudaGraphExec_t exec;
   CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  for (int i = 0; i < calls; ++i) must(chunk_sm90_gated_delta_rule(r, stream));
+  for (int i = 0; i < calls; ++i) must(call(stream));
   CHECK(cudaStreamEndCapture(stream, &graph));
   CHECK(cudaGraphInstantiate(&exec, graph, 0));
   cudaEvent_t a, b;
@@ -260,26 +272,32 @@ static void run_times(bool quick) {
     fill_gates<<<1024, 256>>>(static_cast<float*>(g.data), static_cast<float*>(beta.data), gates);
     CHECK(cudaMemset(in.data, 0, state));
     synchronize(name);
-    const RuleParams r = cases::params(p, {qkv.data, g.data, beta.data, nullptr, nullptr, nullptr, nullptr, in.data, out_state.data, out.data});
-    const double ms = time_graph(r, name);
+    std::unique_ptr<Buffer> workspace;
+  const RuleParams r = with_workspace(cases::params(p, {qkv.data, g.data, beta.data, nullptr, nullptr, nullptr, nullptr, in.data, out_state.data, out.data}), workspace);
+    const double ms = time_graph([&](void* stream) { return chunk_sm90_gated_delta_rule(r, stream); }, name);
+    double parts[2] = {};
+    if (s.io == bf) {   // each kernel by itself
+      parts[0] = time_graph([&](void* stream) { return launch_prepare<bf16_t, 128>(r, stream); }, name);
+      parts[1] = time_graph([&](void* stream) { return launch(chunk_sm90::chunk_kernel<bf16_t, bf16_t, 128, NoObserver>, 2 * s.N * s.Hv, chunk_sm90::kThreads, sizeof(chunk_sm90::SharedMemory<128>), stream, r, NoObserver{}); }, name);
+    }
     const double waves = std::ceil(2.0 * s.N * s.Hv / num_multiprocessors());
-    printf("%-28s %9.4f %9.3f %10.3f  (x %.0f waves)%s\n", name, ms, s.must_ms, ms * 1000 / (s.T / 64) / waves, waves, ms <= s.must_ms ? "" : "  over");
+    printf("%-28s %9.4f %9.3f %10.3f  (x %.0f waves) prepare %.4f carry %.4f%s\n", name, ms, s.must_ms, ms * 1000 / (s.T / 64) / waves, waves, parts[0], parts[1], ms <= s.must_ms ? "" : "  over");
     fflush(stdout);
   }
 }
 
 
-// Phase clock: cycles at which warps of blocks 0 and 1 pass the marks. [2 blocks][12 warps][kMarkChunks][16].
-constexpr int kMarkChunks = 128;
+// Phase clock: cycles at which warps of blocks 0 and 1 pass the marks. [2 blocks][8 warps][kMarkChunks][16].
+constexpr int kMarkChunks = 128, kMarkWarps = 8;
 struct Clock {
   long long* data;
-  static __device__ int* current() {   // in the padding behind the kernel's shared memory
+  static __device__ int* current() {   // behind the kernel's shared memory
     extern __shared__ __align__(1024) char smem_bytes[];
-    return reinterpret_cast<int*>(smem_bytes + sizeof(chunk_sm90::SharedMemory<128>) - 64);
+    return reinterpret_cast<int*>(smem_bytes + sizeof(chunk_sm90::SharedMemory<128>));
   }
   __device__ void put(int id, long long x) const {
     const int chunk = current()[threadIdx.x / 32];
-    if (blockIdx.x < 2 && threadIdx.x % 32 == 0 && chunk < kMarkChunks) data[((blockIdx.x * 12 + threadIdx.x / 32) * kMarkChunks + chunk) * 16 + id] = x;
+    if (blockIdx.x < 2 && threadIdx.x % 32 == 0 && chunk < kMarkChunks) data[((blockIdx.x * kMarkWarps + threadIdx.x / 32) * kMarkChunks + chunk) * 16 + id] = x;
   }
   __device__ void start(int chunk, int) const {
     if (threadIdx.x % 32 == 0) current()[threadIdx.x / 32] = chunk;
@@ -294,51 +312,34 @@ struct Clock {
   template <class... A> __device__ void operands(const A&...) const {}
 };
 
-static_assert(offsetof(chunk_sm90::SharedMemory<128>, done) + sizeof(uint64_t) * chunk_sm90::kStages <= sizeof(chunk_sm90::SharedMemory<128>) - 64, "room for the clock");
 static void print_phases(const std::vector<long long>& h) {
   using chunk_sm90::Phase;
   struct Mark { Phase id; const char* name; };
-  const std::vector<Mark> state = {{Phase::kStart, "issue S k, S q, o out, V in"}, {Phase::kReady, "wait S k"}, {Phase::kRead, "X"}, {Phase::kX, "wait U (and scale o)"},
-                                   {Phase::kU, "U out, issue update and P U, wait for the chunk"}, {Phase::kFree, "exponents of V, wait S"}, {Phase::kUpdated, "convert S, wait o, release"}};
-  const std::vector<Mark> aux = {{Phase::kStart, "wait for the stage"}, {Phase::kFree, "copies in"}, {Phase::kLoaded, "normalise, barrier"}, {Phase::kNormalised, "push k q, issue gram, gates, barrier"},
-                                 {Phase::kGram, "wait K K"}, {Phase::kDecays, "decays, A"}, {Phase::kSplit, "wait Q K, P"}, {Phase::kP, "diagonal inverse"}, {Phase::kDiagonal, "below the diagonal, barrier"},
-                                 {Phase::kSolved, "push, to the next chunk"}};
-  auto at = [&](int b, int w, int c, int id) { return h[((b * 12 + w) * kMarkChunks + c) * 16 + id]; };
+  const std::vector<Mark> state = {{Phase::kStart, "issue S k, V in, wait S k"}, {Phase::kRead, "X, issue U"}, {Phase::kX, "S out, wait U"}, {Phase::kU, "issue update, U out"},
+                                   {Phase::kReady, "wait for V and the next chunk"}, {Phase::kFree, "wait S"}, {Phase::kUpdated, "convert S"}};
+  const std::vector<Mark> output = {{Phase::kStart, "V, wait for the chunk and S"}, {Phase::kReady, "S q"}, {Phase::kSq, "decay, wait for U"}, {Phase::kWritten, "P U"}, {Phase::kOut, "o out"}};
+  auto at = [&](int b, int w, int c, int id) { return h[((b * kMarkWarps + w) * kMarkChunks + c) * 16 + id]; };
   const int first = 24, last = 120;
   const double ghz = static_cast<double>(at(0, 0, last, 0) - at(0, 0, first, 0)) / std::max<long long>(1, at(0, 0, last, 15) - at(0, 0, first, 15));
-  printf("phases: SM clock %.3f GHz (clock64 over globaltimer); chunks %d..%d; clocks\n", ghz, first, last);
-  for (int b = 0; b < 2; ++b) for (int group = 0; group < 3; ++group) {
-    const auto& marks = group ? aux : state;
-    const int step = group ? 4 : 1, from = group ? first + b + 2 * (group - 1) : first;
-    printf("block %d group %d%s\n", b, group, group ? " (one chunk of four)" : "");
+  printf("phases: SM clock %.3f GHz (clock64 over globaltimer); chunks %d..%d; clocks, warps 0 to 3\n", ghz, first, last);
+  for (int b = 0; b < 2; ++b) for (int group = 0; group < 2; ++group) {
+    const auto& marks = group ? output : state;
+    printf("block %d group %d\n", b, group);
     double total[4] = {};
-    for (size_t m = 0; m <= marks.size(); ++m) {
-      if (m == marks.size()) { printf("  %-50s", "sum"); for (double t : total) printf(" %8.0f", t); printf("   = %.3f us\n", total[0] / ghz / 1000); break; }
+    for (size_t m = 0; m < marks.size(); ++m) {
       printf("  %-50s", marks[m].name);
       for (int w = 0; w < 4; ++w) {
         double sum = 0;
-        int n = 0;
-        for (int c = from; c + step < last; c += step, ++n) {
+        for (int c = first; c < last; ++c) {
           const long long t0 = at(b, 4 * group + w, c, static_cast<int>(marks[m].id));
-          const long long t1 = m + 1 < marks.size() ? at(b, 4 * group + w, c, static_cast<int>(marks[m + 1].id)) : at(b, 4 * group + w, c + step, 0);
-          sum += static_cast<double>(t1 - t0);
+          sum += static_cast<double>((m + 1 < marks.size() ? at(b, 4 * group + w, c, static_cast<int>(marks[m + 1].id)) : at(b, 4 * group + w, c + 1, 0)) - t0);
         }
-        total[w] += sum / n;
-        printf(" %8.0f", sum / n);
+        total[w] += sum / (last - first);
+        printf(" %8.0f", sum / (last - first));
       }
       printf("\n");
     }
-  }
-  for (int b = 0; b < 2; ++b) {
-    const long long zero = at(b, 0, 40, 0);
-    printf("timeline of block %d, clocks from the state group's start of chunk 40 (warp 0)\n", b);
-    for (int c = 40; c < 46; ++c) {
-      printf("  chunk %d state:", c);
-      for (const auto& m : state) printf(" %lld", at(b, 0, c, static_cast<int>(m.id)) - zero);
-      const int owner = c % 2, group = 1 + c / 2 % 2;
-      if (owner == b) { printf("  | solver %d:", group); for (const auto& m : aux) printf(" %lld", at(b, 4 * group, c, static_cast<int>(m.id)) - zero); }
-      printf("\n");
-    }
+    printf("  %-50s %8.0f %8.0f %8.0f %8.0f\n", "sum", total[0], total[1], total[2], total[3]);
   }
   fflush(stdout);
 }
@@ -359,12 +360,14 @@ static void run_phases() {
   fill<<<1024, 256>>>(static_cast<uint16_t*>(qkv.data), tokens * p.total_channels, 1.0f, 1u, true);
   fill_gates<<<1024, 256>>>(static_cast<float*>(g.data), static_cast<float*>(beta.data), gates);
   CHECK(cudaMemset(in.data, 0, state));
-  const RuleParams r = cases::params(p, {qkv.data, g.data, beta.data, nullptr, nullptr, nullptr, nullptr, in.data, out_state.data, out.data});
-  const size_t count = 2 * 12 * kMarkChunks * 16;
+  std::unique_ptr<Buffer> workspace;
+  const RuleParams r = with_workspace(cases::params(p, {qkv.data, g.data, beta.data, nullptr, nullptr, nullptr, nullptr, in.data, out_state.data, out.data}), workspace);
+  const size_t count = 2 * kMarkWarps * kMarkChunks * 16;
   Buffer marks(nullptr, count * 8);
+  must(chunk_sm90_gated_delta_rule(r, nullptr));
   for (int i = 0; i < 3; ++i) {
     CHECK(cudaMemset(marks.data, 0, count * 8));
-    must(launch_clusters(chunk_sm90::chunk_kernel<bf16_t, bf16_t, 128, Clock>, chunk_sm90::kCluster, 96, chunk_sm90::kThreads, sizeof(chunk_sm90::SharedMemory<128>), nullptr, r, Clock{static_cast<long long*>(marks.data)}));
+    must(launch(chunk_sm90::chunk_kernel<bf16_t, bf16_t, 128, Clock>, 96, chunk_sm90::kThreads, sizeof(chunk_sm90::SharedMemory<128>) + 64, nullptr, r, Clock{static_cast<long long*>(marks.data)}));
     synchronize("phases");
   }
   const auto h = marks.get();

@@ -21,7 +21,9 @@ struct Buffers {
   std::vector<char> out, state;
 };
 
-void run(const RuleParams& params) {
+void run(RuleParams params) {
+  std::vector<char> bytes(chunk_sm90_workspace_bytes(params) + 1024, '\xff');
+  if (!params.workspace) params.workspace = bytes.data() + (1024 - reinterpret_cast<uintptr_t>(bytes.data()) % 1024);
   if (const char* error = chunk_sm90_gated_delta_rule(params, nullptr)) {
     printf("refused: %s\n", error);
     exit(2);
@@ -37,11 +39,15 @@ int debug(DType io, int chunk) {
   Problem p = cases::make(c);
   Buffers buffers(p, 2);
   std::vector<std::vector<float>> got;
-  for (size_t size : {64 * 128, 64 * 128, 64 * 64, 64 * 64, 256, 64 * 64, 64 * 64, 64 * 64}) got.emplace_back(size, NAN);
+  for (size_t size : {64 * 128, 64 * 128, 64 * 64, 64 * 64, 128, 64 * 64, 64 * 64, 64 * 64}) got.emplace_back(size, NAN);
   const Watch watch = {chunk,         got[0].data(), got[1].data(), got[2].data(), got[3].data(),
                        got[4].data(), got[5].data(), got[6].data(), got[7].data()};
-  launch_clusters(chunk_sm90::chunk_kernel<io_t, io_t, 128, Watch>, chunk_sm90::kCluster, 2 * c.N * c.Hv, chunk_sm90::kThreads,
-                  sizeof(chunk_sm90::SharedMemory<128>), nullptr, cases::params(p, buffers.pointers(p)), watch);
+  RuleParams params = cases::params(p, buffers.pointers(p));
+  std::vector<char> bytes(chunk_sm90_workspace_bytes(params) + 1024);
+  params.workspace = bytes.data() + (1024 - reinterpret_cast<uintptr_t>(bytes.data()) % 1024);
+  run(params);
+  launch(chunk_sm90::chunk_kernel<io_t, io_t, 128, Watch>, 2 * c.N * c.Hv, chunk_sm90::kThreads,
+         sizeof(chunk_sm90::SharedMemory<128>), nullptr, params, watch);
   return compare_watch(p, io, chunk, got);
 }
 

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which calls the Hopper chunk kernel takes, and its launch.
-#include <algorithm>
-
+#include "prepare.cuh"
 #include "../launch.cuh"
 #include "../rule_kernels.h"
 #include "kernel.cuh"
+
+#include <algorithm>
 
 namespace gdn::cuda {
 namespace {
@@ -18,16 +19,32 @@ bool has_aligned_rows(const View& view, const Dims& dims, int64_t heads) {
          (view.stride[2] % 8 == 0 || heads == 1) && reinterpret_cast<uintptr_t>(view.data) % 16 == 0;
 }
 
-template <class io_t, class out_t, int kKeyDim>
-const char* launch_chunk(const RuleParams& params, void* stream) {
+// Blocks of the preparation: as many as run side by side.
+constexpr int kPrepareBlocks = 4;   // of a multiprocessor
+
+int64_t num_carry_blocks(const RuleParams& params) {
   // A block takes a multiprocessor, so those that find nothing to do are not free: with a least length, few rows have it.
   const int64_t rows = params.rows.min_length < 1
                            ? num_rows(params)
                            : std::min(num_rows(params), params.dims.B * params.dims.T / params.rows.min_length);
-  const int64_t blocks = rows * params.dims.Hv * (params.dims.V / kValueTile);
+  return rows * params.dims.Hv * (params.dims.V / kValueTile);
+}
+
+template <class io_t, int kKeyDim>
+const char* launch_prepare(const RuleParams& params, void* stream) {
+  const int64_t items = num_chunk_rows(params) * params.dims.Hk;
+  const int64_t blocks = std::min<int64_t>(items, kPrepareBlocks * num_multiprocessors());
+  return launch(prepare_kernel<io_t, kKeyDim>, blocks, kPrepareThreads, sizeof(PrepareMemory<kKeyDim>),
+                stream, params);
+}
+
+template <class io_t, class out_t, int kKeyDim>
+const char* launch_chunk(const RuleParams& params, void* stream) {
+  if (const char* error = launch_prepare<io_t, kKeyDim>(params, stream)) return error;
+  const int64_t blocks = num_carry_blocks(params);
   if (blocks > kMaxBlocks) return "more than 2^31 - 1 blocks";
-  return launch_clusters(chunk_kernel<io_t, out_t, kKeyDim, NoObserver>, kCluster, blocks, kThreads,
-                         sizeof(SharedMemory<kKeyDim>), stream, params, NoObserver{});
+  return launch_early(chunk_kernel<io_t, out_t, kKeyDim, NoObserver>, blocks, kThreads, sizeof(SharedMemory<kKeyDim>), stream,
+                      params, NoObserver{});
 }
 
 template <class io_t>
@@ -43,11 +60,14 @@ bool chunk_sm90_supports(const RuleParams& params) {
   const DType io = params.q.dtype, out = params.out.dtype;
   if (io == DType::kFloat32 || params.k.dtype != io || params.v.dtype != io) return false;
   if (out != io && out != DType::kFloat32) return false;
-  if (dims.K != 128 || dims.V % (kCluster * kValueTile) != 0 || dims.T >= (int64_t{1} << 31) - kChunk) return false;
+  if (dims.K != 128 || dims.V % kValueTile != 0 || dims.T >= (int64_t{1} << 31) - kChunk) return false;
+  if (num_chunk_rows(params) * dims.Hk >= int64_t{1} << 31) return false;
   const bool out_rows = out == DType::kFloat32 ? params.out.stride[3] == 1 : has_aligned_rows(params.out, dims, dims.Hv);
   return out_rows && has_aligned_rows(params.q, dims, dims.Hk) && has_aligned_rows(params.k, dims, dims.Hk) &&
          has_aligned_rows(params.v, dims, dims.Hv);
 }
+
+int64_t chunk_sm90_workspace_bytes(const RuleParams& params) { return workspace_bytes<128>(params); }
 
 const char* chunk_sm90_gated_delta_rule(const RuleParams& params, void* stream) {
   if (!chunk_sm90_supports(params)) return "the Hopper chunk kernel does not take these dtypes, dims or strides";

@@ -1,23 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // A chunk on its way in: q, k rows and gates from global memory, normalisation, running sums of the log decay.
-// All by one auxiliary warpgroup of 128 threads. Thread i owns pieces of 16 bytes of rows i / 4 and 32 + i / 4 of k and q
-// from the copy to the normalised value, so nothing but four lanes' sums has to be exchanged.
+// By 128 threads. Thread i owns pieces of 16 bytes of rows i / 4 and 32 + i / 4 of k and q from the load to the normalised
+// value, so nothing but four lanes' sums has to be exchanged.
 #pragma once
 
-#include "../../common/params.h"
-#include "../ptx/cluster.cuh"
-#include "../ptx/cp_async.cuh"
 #include "../ptx/ex2.cuh"
-#include "../ptx/shared.cuh"
 #include "../tile/fragment.cuh"
 #include "../tile/scan.cuh"
 #include "../tile/swizzle.cuh"
-#include "config.h"
+#include "prepared.h"
 
 namespace gdn::cuda::chunk_sm90 {
 
+constexpr int kPrepareThreads = 128;
+
 constexpr int kLanesPerRow = 4;
-constexpr int kRowsPerPass = kGroupThreads / kLanesPerRow;
+constexpr int kRowsPerPass = kPrepareThreads / kLanesPerRow;
 
 // Gates of tokens 2 lane and 2 lane + 1 as stored bits, so that nobody waits for the loads before they are used.
 struct GateBits {
@@ -40,67 +38,35 @@ struct Pieces {
   }
 };
 
-// Where a thread reads: token 0 of the sequence, its first column of k and q; elements from the base of g and beta.
-struct Source {
-  const uint16_t *k, *q;
-  int64_t g, beta;
-
-  __device__ __forceinline__ Source(const RuleParams& p, const Work& work, const Span& span, int thread)
-      : k(static_cast<const uint16_t*>(p.k.data) + p.k.offset(span.batch, span.first, work.key_head) +
-          8 * (thread % kLanesPerRow)),
-        q(static_cast<const uint16_t*>(p.q.data) + p.q.offset(span.batch, span.first, work.key_head) +
-          8 * (thread % kLanesPerRow)),
-        g(p.g.offset(span.batch, span.first, work.head)),
-        beta(p.beta.offset(span.batch, span.first, work.head)) {}
-};
-
-// Issues the copies of k and q of the chunk from token `first` on; rows from `count` on become zeros. One cp.async group.
+// A thread's pieces of k or q of a chunk, as pairs of 16-bit elements.
 template <int kKeyDim>
-__device__ __forceinline__ void load_keys(const RuleParams& p, const Source& source, int first, int count, int thread,
-                                          Stage<kKeyDim>& stage) {
-  const Pieces pieces(thread);
-  uint32_t smem = ptx::shared_address(stage.k);   // q lies behind
-  const uint16_t* tensor = source.k;
-  int64_t stride = p.k.stride[1];
-#pragma unroll 1
-  for (int i = 0; i < 2 * kChunk / kRowsPerPass; ++i) {   // a row of k or of q each, for the instruction cache
-    const int pass = i % (kChunk / kRowsPerPass), row = pass * kRowsPerPass + thread / kLanesPerRow;
-    const uint16_t* const even = tensor + (first + (row < count ? row : 0)) * stride + pieces.shift;
-    const uint16_t* const odd = even - 2 * pieces.shift;
+struct RawRows {
+  static constexpr int kPieces = kKeyDim / 32, kPasses = kChunk / kRowsPerPass;
+  Words<16> piece[kPasses][kPieces];
+
+  // Loads rows of k or q, row 0 at `gmem`; rows from `count` on are row count - 1 once more, for row_factors to make zeros of.
+  __device__ __forceinline__ void load(const uint16_t* gmem, int64_t stride, int count, int thread) {
+    const int shift = Pieces(thread).shift;
 #pragma unroll
-    for (int j = 0; j < kKeyDim / 32; ++j) {
-      ptx::cp_async_16(smem + pieces.offset(0, j), (j % 2 == 0 ? even : odd) + 32 * j, row < count ? 16 : 0);
-    }
-    smem += kRowsPerPass * kPanelRowBytes;
-    if (pass == kChunk / kRowsPerPass - 1) {
-      smem += static_cast<uint32_t>(sizeof(stage.k)) - kChunk * kPanelRowBytes;
-      tensor = source.q;
-      stride = p.q.stride[1];
+    for (int pass = 0; pass < kPasses; ++pass) {
+      const int row = min(pass * kRowsPerPass + thread / kLanesPerRow, count - 1);
+      const uint16_t* const even = gmem + row * stride + 8 * (thread % kLanesPerRow) + shift;
+      const uint16_t* const odd = even - 2 * shift;
+#pragma unroll
+      for (int i = 0; i < kPieces; ++i) {
+        piece[pass][i] = *reinterpret_cast<const Words<16>*>((i % 2 == 0 ? even : odd) + 32 * i);
+      }
     }
   }
-  ptx::cp_async_commit_group();
-}
+};
 
-// Brings k and q of a later chunk to L2, a row per thread: load_keys finds them there.
-template <int kKeyDim>
-__device__ __forceinline__ void prefetch_keys(const RuleParams& p, const Source& source, int first, int count, int thread) {
-  const int row = thread % kChunk;
-  if (row >= count) return;
-  const bool is_k = thread < kChunk;
-  const uint16_t* const data = (is_k ? source.k : source.q) - 8 * (thread % kLanesPerRow) +
-                               static_cast<int64_t>(first + row) * (is_k ? p.k.stride[1] : p.q.stride[1]);
-#pragma unroll
-  for (int i = 0; i < kKeyDim; i += 64) ptx::prefetch_l2(data + i);
-}
-
-// Gates of the chunk from token `first` on, by one warp; those of tokens past the end are the last token's.
-__device__ __forceinline__ void load_gates(const RuleParams& p, const Source& source, int first, int count, int lane,
+// Gates of a value head for the chunk from token `first` of a batch row on, by one warp; those of missing tokens are the last
+// token's.
+__device__ __forceinline__ void load_gates(const RuleParams& p, int64_t batch, int64_t first, int count, int64_t head, int lane,
                                            GateBits& bits) {
-  int64_t time[2];
-#pragma unroll
-  for (int i = 0; i < 2; ++i) time[i] = first + min(2 * lane + i, count - 1);
-  auto load = [&](const View& view, int64_t base, uint32_t (&x)[2]) {   // both loads behind one test of the dtype
-    const int64_t at[2] = {base + time[0] * view.stride[1], base + time[1] * view.stride[1]};
+  auto load = [&](const View& view, uint32_t (&x)[2]) {   // both loads behind one test of the dtype
+    const int64_t at[2] = {view.offset(batch, first + min(2 * lane, count - 1), head),
+                           view.offset(batch, first + min(2 * lane + 1, count - 1), head)};
     if (view.dtype == DType::kFloat32) {
       x[0] = static_cast<const uint32_t*>(view.data)[at[0]];
       x[1] = static_cast<const uint32_t*>(view.data)[at[1]];
@@ -109,49 +75,58 @@ __device__ __forceinline__ void load_gates(const RuleParams& p, const Source& so
       x[1] = static_cast<const uint16_t*>(view.data)[at[1]];
     }
   };
-  if (p.g.given()) load(p.g, source.g, bits.g);
-  if (p.beta.given()) load(p.beta, source.beta, bits.beta);
+  if (p.g.given()) load(p.g, bits.g);
+  if (p.beta.given()) load(p.beta, bits.beta);
 }
 
-// Raw rows of k and of q -> fp16 rows, divided by their length with l2norm. In place, each thread its own pieces. One body for
-// a row of either, for the instruction cache.
+// What the rows of a thread are to be multiplied by: 1 / length with l2norm, 0 from row `count` on.
 template <class io_t, int kKeyDim>
-__device__ __forceinline__ void normalise(Stage<kKeyDim>& stage, bool use_l2norm, int thread) {
-  constexpr int kPieces = kKeyDim / 32, kPasses = kChunk / kRowsPerPass;
-  const Pieces pieces(thread);
-  char* row = reinterpret_cast<char*>(stage.k);
-#pragma unroll 1
-  for (int i = 0; i < 2 * kPasses; ++i) {
-    Words<16> raw[kPieces];
+__device__ __forceinline__ void row_factors(const RawRows<kKeyDim>& raw, bool use_l2norm, int count, int thread,
+                                            float (&factor)[RawRows<kKeyDim>::kPasses]) {
+  constexpr int kPasses = RawRows<kKeyDim>::kPasses;
 #pragma unroll
-    for (int j = 0; j < kPieces; ++j) raw[j] = *reinterpret_cast<const Words<16>*>(row + pieces.offset(0, j));
+  for (int pass = 0; pass < kPasses; ++pass) {
     float squares[2] = {};
 #pragma unroll
-    for (int j = 0; j < 4 * kPieces; ++j) {
+    for (int i = 0; i < 4 * RawRows<kKeyDim>::kPieces; ++i) {
       float low, high;
-      widen_pair<io_t>(raw[j / 4].word[j % 4], low, high);
+      widen_pair<io_t>(raw.piece[pass][i / 4].word[i % 4], low, high);
       squares[0] += low * low;
       squares[1] += high * high;
     }
-    float factor = squares[0] + squares[1];
+    factor[pass] = squares[0] + squares[1];
+  }
 #pragma unroll
-    for (int distance = 1; distance < kLanesPerRow; distance *= 2) {
-      factor += __shfl_xor_sync(0xffffffffu, factor, distance);
-    }
-    factor = use_l2norm ? rsqrtf(factor + kNormEpsilon) : 1.0f;
+  for (int distance = 1; distance < kLanesPerRow; distance *= 2) {
 #pragma unroll
-    for (int j = 0; j < kPieces; ++j) {
+    for (int pass = 0; pass < kPasses; ++pass) factor[pass] += __shfl_xor_sync(0xffffffffu, factor[pass], distance);
+  }
 #pragma unroll
-      for (int word = 0; word < 4; ++word) {
+  for (int pass = 0; pass < kPasses; ++pass) {
+    factor[pass] = use_l2norm ? rsqrtf(factor[pass] + kNormEpsilon) : 1.0f;
+    if (pass * kRowsPerPass + thread / kLanesPerRow >= count) factor[pass] = 0.0f;
+  }
+}
+
+// Raw rows times their factors -> fp16, a tile in shared memory and its image.
+template <class io_t, int kKeyDim>
+__device__ __forceinline__ void store_rows(const RawRows<kKeyDim>& raw, const float (&factor)[RawRows<kKeyDim>::kPasses],
+                                           int thread, fp16_t* smem_tile, fp16_t* gmem_image) {
+  const Pieces pieces(thread);
+#pragma unroll
+  for (int pass = 0; pass < RawRows<kKeyDim>::kPasses; ++pass) {
+#pragma unroll
+    for (int i = 0; i < RawRows<kKeyDim>::kPieces; ++i) {
+      Words<16> piece;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
         float low, high;
-        widen_pair<io_t>(raw[j].word[word], low, high);
-        raw[j].word[word] = round_pair_fp16(low * factor, high * factor);
+        widen_pair<io_t>(raw.piece[pass][i].word[j], low, high);
+        piece.word[j] = round_pair_fp16(low * factor[pass], high * factor[pass]);
       }
-      *reinterpret_cast<Words<16>*>(row + pieces.offset(0, j)) = raw[j];
+      *reinterpret_cast<Words<16>*>(reinterpret_cast<char*>(smem_tile) + pieces.offset(pass, i)) = piece;
+      *reinterpret_cast<Words<16>*>(reinterpret_cast<char*>(gmem_image) + pieces.offset(pass, i)) = piece;
     }
-    // the other rows of this tensor, then the next one, which lies behind it
-    row += (i + 1) % kPasses != 0 ? kRowsPerPass * kPanelRowBytes
-                                  : static_cast<int>(sizeof(stage.k)) - (kPasses - 1) * kRowsPerPass * kPanelRowBytes;
   }
 }
 
@@ -162,24 +137,28 @@ __device__ __forceinline__ float log2_decay(float g, bool gate_is_linear) {
   return x < -185.0f ? -185.0f : x;
 }
 
-// By one warp, from the bits that load_gates left with it.
-__device__ __forceinline__ void write_gates(const RuleParams& p, const GateBits& bits, int count, int lane, Gates& gates) {
-  float log_decay[2], beta[2];
+// By one warp, from the bits that load_gates left with it: running sums and betas of tokens 2 lane and 2 lane + 1.
+__device__ __forceinline__ void sum_gates(const RuleParams& p, const GateBits& bits, int count, int lane, float2& sum,
+                                          float2& beta) {
+  float log_decay[2], factor[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const bool inside = 2 * lane + i < count;
     log_decay[i] =
         inside && p.g.given() ? log2_decay(widen_bits(bits.g[i], p.g.dtype), p.gate_is_linear) : 0.0f;
-    beta[i] = inside ? (p.beta.given() ? widen_bits(bits.beta[i], p.beta.dtype) : 1.0f) : 0.0f;
+    factor[i] = inside ? (p.beta.given() ? widen_bits(bits.beta[i], p.beta.dtype) : 1.0f) : 0.0f;
   }
   inclusive_sum_64(log_decay[0], log_decay[1], lane);
-  const float last = __shfl_sync(0xffffffffu, log_decay[1], 31);
-  reinterpret_cast<float2*>(gates.sum)[lane] = make_float2(log_decay[0], log_decay[1]);
-  reinterpret_cast<float2*>(gates.beta)[lane] = make_float2(beta[0], beta[1]);
-  reinterpret_cast<float2*>(gates.decay)[lane] =
-      make_float2(ptx::ex2_approx_ftz(log_decay[0]), ptx::ex2_approx_ftz(log_decay[1]));
-  reinterpret_cast<float2*>(gates.to_end)[lane] =
-      make_float2(ptx::ex2_approx_ftz(last - log_decay[0]), ptx::ex2_approx_ftz(last - log_decay[1]));
+  sum = make_float2(log_decay[0], log_decay[1]);
+  beta = make_float2(factor[0], factor[1]);
+}
+
+// What the carriers of the state need of the gates, from the running sums of tokens 2 lane and 2 lane + 1.
+__device__ __forceinline__ void write_gates(const float2& sum, int lane, Gates* gmem) {
+  const float last = __shfl_sync(0xffffffffu, sum.y, 31);
+  reinterpret_cast<float2*>(gmem->decay)[lane] = make_float2(ptx::ex2_approx_ftz(sum.x), ptx::ex2_approx_ftz(sum.y));
+  reinterpret_cast<float2*>(gmem->to_end)[lane] =
+      make_float2(ptx::ex2_approx_ftz(last - sum.x), ptx::ex2_approx_ftz(last - sum.y));
 }
 
 }  // namespace gdn::cuda::chunk_sm90

@@ -72,7 +72,7 @@ __device__ __forceinline__ bool is_in_range(const uint32_t (&largest)[2], const 
   return __all_sync(0xffffffffu, is_small) && reached == 0x11111111u;
 }
 
-// Brings s to the exponents that S and V ask for; of_v, too, is of this thread's elements.
+// Brings s to the exponents that S and V ask for.
 template <int kKeyDim>
 __device__ __forceinline__ void rescale_state(const int (&of_v)[2], State<kKeyDim>& state) {
 #pragma unroll
@@ -83,10 +83,9 @@ __device__ __forceinline__ void rescale_state(const int (&of_v)[2], State<kKeyDi
       const float x = state.s[i / 16][4 * (i / 2 % 8) + 2 * r + i % 2];
       largest = fmaxf(largest, fabsf(x));
     }
-    int e = max(exponent_of_rounded(largest) + state.exponent[r], of_v[r]);   // over the four lanes of the row
-    e = max(e, __shfl_xor_sync(0xffffffffu, e, 1));
-    e = max(e, __shfl_xor_sync(0xffffffffu, e, 2));
-    const int next = row_exponent(e);
+    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
+    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
+    const int next = row_exponent(max(exponent_of_rounded(largest) + state.exponent[r], of_v[r]));
     const float factor = power_of_two(min(state.exponent[r] - next, 127));
     state.exponent[r] = next;
 #pragma unroll

@@ -1,63 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// The state warpgroup: the chain over the chunks of a sequence, and o.
-//     X = V - decay_t (K S);  U = T' X;  O = scale (decay_t (Q S) + P U);  S <- decay_end S + K^T diag(to_end_t) U
+// The state group: the chain over the chunks of a sequence.
+//     X = V - decay_t (K S);  U = T' X;  S <- decay_end S + K^T diag(to_end_t) U
 // with T' = T diag(beta), everything transposed so that S^T [64 v, K] stays in the accumulators and every left operand
-// comes from registers: K S is S^T k^T, and so on. Warp w owns rows (columns of S) 16 w .. 16 w + 15.
-//
-// Order    K S(c), O(c-1) out, Q S(c), V of c + 2 on its way, X, U, S update in two panels, P U; the panels are rounded to the
-//          next operand (range.cuh) as they arrive.
+// comes from registers: K S is S^T k^T, and so on. Warp w owns rows (columns of S) 16 w .. 16 w + 15. This group does nothing
+// that is not on the way from S to the next S; what o needs of it, S^T and U^T as operands, goes to the output group
+// through shared memory while the tensor cores work on the next product.
 #pragma once
 
-#include "../ptx/wgmma.cuh"
-#include "../tile/pipeline.cuh"
-#include "gram.cuh"
+#include "exchange.cuh"
 #include "range.cuh"
 
 namespace gdn::cuda::chunk_sm90 {
-
-template <int kCount>
-__device__ __forceinline__ void hold(float (&x)[kCount]) {
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) ptx::wgmma_hold(x[i]);
-}
-template <int kCount>
-__device__ __forceinline__ void hold(uint32_t (&x)[kCount][4]) {
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-#pragma unroll
-    for (int j = 0; j < 4; ++j) ptx::wgmma_hold(x[i][j]);
-  }
-}
-
-// Bytes from a warp's 16 columns of V or o of a chunk, [64 t][16 v], to columns 8 half .. of token t: 8 tokens of a half hit
-// 8 different bank groups.
-__device__ __forceinline__ uint32_t column_offset(int t, int half) { return t * 32 + ((half ^ (t / 4 % 2)) * 16); }
-
-// The address that a lane gives to ldmatrix or stmatrix, transposed, of tokens 16 b .. 16 b + 15 of it: an operand's block.
-__device__ __forceinline__ uint32_t column_block(const uint16_t* smem, int b, int lane) {
-  return ptx::shared_address(smem) + column_offset(16 * b + 8 * (lane / 16) + lane % 8, lane / 8 % 2);
-}
-
-// V on its way in, each warp its own 16 columns.
-struct Values {
-  const uint16_t* gmem;   // token 0 of the sequence, the lane's half of the warp's columns
-  int64_t token_stride;
-  int lane;
-
-  // Issues the copies of the chunk from token `first` on, of a sequence of `length`, as one cp.async group, empty behind the
-  // end; missing tokens become zeros.
-  __device__ __forceinline__ void load(int first, int length, uint16_t* smem) const {
-    if (first < length) {
-      const uint32_t to = ptx::shared_address(smem) + column_offset(lane / 2, lane % 2);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int t = first + 16 * i + lane / 2;
-        ptx::cp_async_16(to + 16 * 32 * i, gmem + (t < length ? t : first) * token_stride, t < length ? 16 : 0);
-      }
-    }
-    ptx::cp_async_commit_group();
-  }
-};
 
 // V^T as pairs of tokens in the order of operands.
 __device__ __forceinline__ void read_values(const uint16_t* smem, int lane, uint32_t (&v)[4][4]) {
@@ -65,19 +18,11 @@ __device__ __forceinline__ void read_values(const uint16_t* smem, int lane, uint
   for (int b = 0; b < 4; ++b) ptx::ldmatrix_x4_trans(column_block(smem, b, lane), v[b]);
 }
 
-// The largest exponent of V^T in this thread's rows.
+// Exponents of the largest |v| of this thread's two rows.
 template <class io_t>
-__device__ __forceinline__ void value_exponents(const uint16_t* smem_v, int lane, int (&e)[2]) {
-  uint32_t v[4][4], pair[2] = {0, 0};   // of magnitudes, which order as integers
-  read_values(smem_v, lane, v);
+__device__ __forceinline__ void value_exponents(const uint16_t* smem_largest, int warp, int lane, int (&e)[2]) {
 #pragma unroll
-  for (int i = 0; i < 16; ++i) pair[i % 2] = __vmaxu2(pair[i % 2], v[i / 4][i % 4] & 0x7fff7fffu);
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    float low, high;
-    widen_pair<io_t>(pair[r], low, high);
-    e[r] = max(exponent_of(low), exponent_of(high));
-  }
+  for (int r = 0; r < 2; ++r) e[r] = exponent_of(to_float(io_t{smem_largest[16 * warp + lane / 4 + 8 * r]}));
 }
 
 // Issues sums = S^T tile^T [64 v, 64 t] as one group.
@@ -90,11 +35,10 @@ __device__ __forceinline__ void issue_read(const State<kKeyDim>& state, const fp
   ptx::wgmma_commit_group();
 }
 
-// Issues sums = or += operand tile^T [64 v, 64 t] with a tile [64 t out][64 t in] as one group.
-template <bool kAccumulate>
+// Issues sums = operand tile^T [64 v, 64 t] with a tile [64 t out][64 t in] as one group.
 __device__ __forceinline__ void issue_tokens(const uint32_t (&operand)[4][4], const fp16_t* tile, float (&sums)[32]) {
   const uint64_t b = k_major_descriptor(tile);
-  ptx::wgmma_m64n64k16<kAccumulate>(sums, operand[0], b);
+  ptx::wgmma_m64n64k16<false>(sums, operand[0], b);
 #pragma unroll
   for (int s = 1; s < 4; ++s) ptx::wgmma_m64n64k16<true>(sums, operand[s], b + k_major_step(s));
   ptx::wgmma_commit_group();
@@ -114,94 +58,36 @@ __device__ __forceinline__ void issue_write(const uint32_t (&operand)[4][4], con
   }
 }
 
-// factors[t] of the tokens of this thread's columns of sums.
-__device__ __forceinline__ void read_factors(const float* factors, int lane, float2 (&x)[8]) {
-#pragma unroll
-  for (int block = 0; block < 8; ++block) {
-    x[block] = *reinterpret_cast<const float2*>(factors + sum_column(lane, 4 * block));
-  }
-}
-
-// X^T = V^T - decay_t (S^T k^T), rounded to the operand of U.
+// V^T at the chunk's scale.
 template <class io_t, int kKeyDim>
-__device__ __forceinline__ void subtract_prediction(const State<kKeyDim>& state, const float2 (&decay)[8],
-                                                    const uint32_t (&v)[4][4], const float (&sums)[32],
-                                                    uint32_t (&operand)[4][4]) {
+__device__ __forceinline__ void scale_values(const uint32_t (&v)[4][4], const State<kKeyDim>& state, float (&scaled)[32]) {
   const float factor[2] = {power_of_two(-state.exponent[0]), power_of_two(-state.exponent[1])};
 #pragma unroll
   for (int i = 0; i < 16; ++i) {   // pairs of tokens
     float low, high;
     widen_pair<io_t>(v[i / 4][i % 4], low, high);
-    operand[i / 4][i % 4] = round_pair_fp16(low * factor[i % 2] - decay[i / 2].x * sums[2 * i],
-                                            high * factor[i % 2] - decay[i / 2].y * sums[2 * i + 1]);
+    scaled[2 * i] = low * factor[i % 2];
+    scaled[2 * i + 1] = high * factor[i % 2];
   }
 }
 
-// Columns times the factors of their tokens.
-__device__ __forceinline__ void scale_tokens(const float2 (&factors)[8], float (&x)[32]) {
+// X^T = V^T - decay_t (S^T k^T), rounded to the operand of U.
+__device__ __forceinline__ void subtract_prediction(const float2 (&decay)[8], const float (&v)[32], const float (&sums)[32],
+                                                    uint32_t (&operand)[4][4]) {
 #pragma unroll
   for (int i = 0; i < 16; ++i) {
-    x[2 * i] *= factors[i / 2].x;
-    x[2 * i + 1] *= factors[i / 2].y;
+    operand[i / 4][i % 4] = round_pair_fp16(fmaf(-decay[i / 2].x, sums[2 * i], v[2 * i]),
+                                            fmaf(-decay[i / 2].y, sums[2 * i + 1], v[2 * i + 1]));
   }
 }
 
-__device__ __forceinline__ void round_to_operands(const float (&x)[32], uint32_t (&operand)[4][4]) {
+// x times the factors of its tokens, rounded to the operand of the next product.
+__device__ __forceinline__ void scale_to_operand(const float2 (&factors)[8], const float (&x)[32], uint32_t (&operand)[4][4]) {
 #pragma unroll
-  for (int step = 0; step < 4; ++step) round_to_operand(x + 8 * step, operand[step]);
+  for (int i = 0; i < 16; ++i) {
+    operand[i / 4][i % 4] = round_pair_fp16(x[2 * i] * factors[i / 2].x, x[2 * i + 1] * factors[i / 2].y);
+  }
 }
-
-// o of a chunk on its way out. 16-bit o goes through the warp's part of shared memory, where V of the chunk was, so that
-// tokens become rows of 32 bytes; fp32 o is stored from the accumulators, 32 bytes a row already.
-template <class out_t>
-struct Writer {
-  out_t* gmem;          // token 0 of the sequence, the warp's first column
-  int64_t token_stride;
-  int lane;
-
-  // Called with the accumulators; leaves in pairs what store() needs of them.
-  __device__ __forceinline__ void round(const float (&o)[32], const float (&factor)[2], uint32_t (&pairs)[4][4]) const {
-#pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      pairs[i / 4][i % 4] = round_pair(o[2 * i] * factor[i % 2], o[2 * i + 1] * factor[i % 2], out_t{});
-    }
-  }
-
-  __device__ __forceinline__ void store(const uint32_t (&pairs)[4][4], uint16_t* smem, int first, int count) const {
-    __syncwarp();   // V of the chunk is read
-#pragma unroll
-    for (int b = 0; b < 4; ++b) ptx::stmatrix_x4_trans(column_block(smem, b, lane), pairs[b]);
-    __syncwarp();
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {   // each lane the 16 bytes that it copies V to, so the next copy needs no barrier
-      const int t = 16 * i + lane / 2, half = lane % 2;
-      if (t < count) {
-        *reinterpret_cast<Words<16>*>(gmem + static_cast<int64_t>(first + t) * token_stride + 8 * half) =
-            *reinterpret_cast<const Words<16>*>(reinterpret_cast<const char*>(smem) + column_offset(t, half));
-      }
-    }
-  }
-
-  __device__ __forceinline__ void store_sums(const float (&o)[32], const float (&factor)[2], int first, int count) const {
-#pragma unroll
-    for (int i = 0; i < 32; ++i) {
-      const int t = sum_column(lane, i);
-      if (t < count) gmem[static_cast<int64_t>(first + t) * token_stride + sum_row(lane, i)] = o[i] * factor[i / 2 % 2];
-    }
-  }
-
-  // All of it, when nothing is to run in between.
-  __device__ __forceinline__ void write(const float (&o)[32], const float (&factor)[2], uint16_t* smem, int first,
-                                        int count) const {
-    if constexpr (sizeof(out_t) == 2) {
-      uint32_t pairs[4][4];
-      round(o, factor, pairs);
-      store(pairs, smem, first, count);
-    } else {
-      store_sums(o, factor, first, count);
-    }
-  }
-};
 
 // Moves S between the accumulators and one head's state at element `head`, rows `row` and row + 8 of S^T. Any strides:
 // lanes of a row and of a column are neighbours, so both layouts move whole 32-byte sectors.
@@ -232,159 +118,109 @@ __device__ __forceinline__ void move_state(const View& view, int64_t head, int64
   }
 }
 
-// The next phase of full[slot], of a stage that the other block's solver fills, waits for that block's copies.
+// S^T and its scale -> the output group, when that has read those of the chunk before.
 template <int kKeyDim>
-__device__ __forceinline__ void expect_push(SharedMemory<kKeyDim>& smem, int slot) {
-  ptx::mbarrier_arrive_expect_tx(ptx::shared_address(&smem.full[slot]), sizeof(Stage<kKeyDim>));
-}
-
-// Waits for stage and V of `chunk`.
-template <int kKeyDim>
-__device__ __forceinline__ void wait_chunk(int chunk, int rank, SharedMemory<kKeyDim>& smem) {
-  const int slot = chunk % kStages;
-  wait_phase(smem.full[slot], chunk / kStages % 2);
-  if (threadIdx.x == 0 && slot % kCluster != rank) expect_push(smem, slot);   // the copies come after done[slot]
-  ptx::cp_async_wait_group<1>();
-  __syncwarp();
-}
-
-// One arrival of the warp at done[slot] of the block that fills the stage, after all its lanes are done.
-template <int kKeyDim>
-__device__ __forceinline__ void release_chunk(int slot, int lane, SharedMemory<kKeyDim>& smem) {
-  __syncwarp();
-  if (lane == 0) {
-    ptx::mbarrier_arrive_cluster(
-        ptx::map_shared(ptx::shared_address(&smem.done[slot]), static_cast<uint32_t>(slot % kCluster)));
+__device__ __forceinline__ void hand_over_state(const State<kKeyDim>& state, float scale, int parity, int warp, int lane,
+                                                SharedMemory<kKeyDim>& smem) {
+  wait_phase(smem.s_free, parity ^ 1);
+  if (lane % 4 == 0) {   // first: stores of matrices hold their address registers for long
+    smem.out_factor[16 * warp + lane / 4] = scale * power_of_two(state.exponent[0]);
+    smem.out_factor[16 * warp + lane / 4 + 8] = scale * power_of_two(state.exponent[1]);
   }
+  write_operand(state.operand, smem.s, warp, lane);
+  arrive(smem.s_ready, lane);   // the fence to the tensor cores is the reader's: it would hold this group up
 }
 
-__device__ __forceinline__ void rotate(uint16_t*& before, uint16_t*& now, uint16_t*& next) {
-  uint16_t* const done = before;
-  before = now;
-  now = next;
-  next = done;
+// U^T -> the output group.
+template <int kKeyDim>
+__device__ __forceinline__ void hand_over_write(const float (&u)[32], int parity, int warp, int lane,
+                                                SharedMemory<kKeyDim>& smem) {
+  uint32_t operand[4][4];
+#pragma unroll
+  for (int step = 0; step < 4; ++step) round_to_operand(u + 8 * step, operand[step]);
+  wait_phase(smem.u_free, parity ^ 1);
+  write_operand(operand, smem.u, warp, lane);
+  arrive(smem.u_ready, lane);
 }
 
-// V of the first two chunks on its way, S ready for the first.
-template <class io_t, int kKeyDim>
-__device__ __forceinline__ void start_state(int length, int rank, int warp, const Values& values,
-                                            SharedMemory<kKeyDim>& smem, State<kKeyDim>& state) {
-  values.load(0, length, smem.v[0][warp]);
-  values.load(kChunk, length, smem.v[1][warp]);
-  wait_chunk(0, rank, smem);
+// The whole life of the state group; `state` holds S at the start and at the end. The observer is shown what a test wants to
+// look at; NoObserver costs nothing.
+template <class io_t, int kKeyDim, class Observer>
+__device__ __forceinline__ void run_state(const Work& work, int num_chunks, float scale, SharedMemory<kKeyDim>& smem,
+                                          State<kKeyDim>& state, const Observer& observer) {
+  const int lane = ptx::opaque(static_cast<int>(threadIdx.x % 32));   // kept, not read anew
+  const int warp = __shfl_sync(0xffffffffu, threadIdx.x % kGroupThreads / 32, 0);
   int of_v[2];
-  value_exponents<io_t>(smem.v[0][warp], values.lane, of_v);
+  Turn turn;
+  wait_phase(smem.full[0], 0);
+  wait_phase(smem.v_ready[0], 0);
+  value_exponents<io_t>(smem.largest_v[0], warp, lane, of_v);
   uint32_t largest[2] = {0, 0};
 #pragma unroll
   for (int panel = 0; panel < state.kPanels - 1; ++panel) round_panel(panel, state, largest);
-  finish_operand(of_v, smem.stage[0].gates.decay[kChunk - 1], state, largest);
-}
-
-// U^T -> the operand of O, and that of the update, which carries each token to the chunk's end.
-__device__ __forceinline__ void split_write(const float2 (&to_end)[8], float (&sums)[32], uint32_t (&u)[4][4],
-                                            uint32_t (&u_end)[4][4]) {
-  round_to_operands(sums, u);
-  scale_tokens(to_end, sums);
-  round_to_operands(sums, u_end);
-}
-
-// Waits for the update of S, of which a product of another group was issued behind it, and makes the next chunk's operand:
-// each panel is rounded while the next one is under way. `u_end` is the operand that the update reads.
-template <int kKeyDim>
-__device__ __forceinline__ void finish_update(const int (&of_v)[2], float decay, uint32_t (&u_end)[4][4],
-                                              State<kKeyDim>& state) {
-  uint32_t largest[2] = {0, 0};
-  if constexpr (kKeyDim == 128) {
-    ptx::wgmma_wait_group<2>();
-    hold(state.s[0]);
-    round_panel(0, state, largest);
-  }
-  ptx::wgmma_wait_group<1>();
-  hold(state.s[state.kPanels - 1]);
-  hold(u_end);
-  finish_operand(of_v, decay, state, largest);
-}
-
-// The whole life of the state warpgroup; `state` holds S at the start and at the end. The observer is shown
-// what a test wants to look at; NoObserver costs nothing.
-template <class io_t, class out_t, int kKeyDim, class Observer>
-__device__ __forceinline__ void run_state(const Work& work, int length, float scale, int rank, const Writer<out_t>& writer,
-                                          const Values& values, SharedMemory<kKeyDim>& smem, State<kKeyDim>& state,
-                                          const Observer& observer) {
-  const int lane = writer.lane, warp = __shfl_sync(0xffffffffu, threadIdx.x % kGroupThreads / 32, 0);
-  const int num_chunks = (length + kChunk - 1) / kChunk;
-  if (num_chunks == 0) return;
-  start_state<io_t>(length, rank, warp, values, smem, state);
-  float o[32] = {}, factor[2] = {0.0f, 0.0f};   // of the chunk before
-  uint16_t *v_before = smem.v[2][warp], *v_now = smem.v[0][warp], *v_next = smem.v[1][warp];
+  finish_operand(of_v, smem.stage[0].solved.gates.decay[kChunk - 1], state, largest);
 #pragma unroll 1
   for (int chunk = 0; chunk < num_chunks; ++chunk) {
-    const Stage<kKeyDim>& stage = smem.stage[chunk % kStages];
+    const int parity = chunk % 2;
+    const Stage<kKeyDim>& stage = smem.stage[turn.slot];
+    const fp16_t* const smem_k = stage.keys.k;
+    const Gates& gates = stage.solved.gates;
     observer.start(chunk, 0);
     observer.operands(work, chunk, warp, lane, stage);
-    float sums[32];   // S^T k^T, then U^T
     observer.phase(Phase::kStart);
+    float sums[32], v[32];   // S^T k^T, then U^T; V^T
     ptx::wgmma_fence();
-    issue_read(state, stage.k, sums);
-    const int first_before = (chunk - 1) * kChunk;
-    uint32_t pairs[4][4], v[4][4], x[4][4], u[4][4], u_end[4][4];
-    if constexpr (sizeof(out_t) == 2) {
-      writer.round(o, factor, pairs);
-    } else if (chunk > 0) {
-      writer.store_sums(o, factor, first_before, kChunk);
-    }
-    ptx::wgmma_fence();
-    issue_read(state, stage.q, o);
-    if constexpr (sizeof(out_t) == 2) {
-      if (chunk > 0) writer.store(pairs, v_before, first_before, kChunk);
-    }
-    values.load((chunk + 2) * kChunk, length, v_before);
-    factor[0] = scale * power_of_two(state.exponent[0]);
-    factor[1] = scale * power_of_two(state.exponent[1]);
+    issue_read(state, smem_k, sums);
+    uint32_t stored_v[4][4], x[4][4], u_end[4][4];
+    read_values(smem.v[parity][warp], lane, stored_v);
+    arrive(smem.v_free[parity], lane);
     float2 decay[8], to_end[8];
-    read_values(v_now, lane, v);
-    read_factors(stage.gates.decay, lane, decay);
-    observer.phase(Phase::kReady);
-    ptx::wgmma_wait_group<1>();   // S^T k^T
+    read_factors(gates.decay, lane, decay);
+    scale_values<io_t>(stored_v, state, v);
+    hold(v);
+    ptx::wgmma_wait_group<0>();   // S^T k^T
     hold(sums);
     observer.phase(Phase::kRead);
     observer.prediction(work, chunk, warp, lane, sums, state);
-    subtract_prediction<io_t>(state, decay, v, sums, x);
+    subtract_prediction(decay, v, sums, x);
     observer.difference(work, chunk, warp, lane, x, state);
     ptx::wgmma_fence();
-    issue_tokens<false>(x, stage.t, sums);
+    issue_tokens(x, stage.solved.t, sums);
     observer.phase(Phase::kX);
-    ptx::wgmma_wait_group<1>();   // S^T q^T
-    hold(o);
-    hold(state.operand);
-    scale_tokens(decay, o);
-    read_factors(stage.gates.to_end, lane, to_end);
+    read_factors(gates.to_end, lane, to_end);   // before the stores, behind which they would wait
+    hand_over_state(state, scale, parity, warp, lane, smem);
     ptx::wgmma_wait_group<0>();   // U^T
     hold(sums);
     hold(x);
+    hold(state.operand);
     observer.phase(Phase::kU);
     observer.write(work, chunk, warp, lane, sums, state);
-    split_write(to_end, sums, u, u_end);
+    scale_to_operand(to_end, sums, u_end);
     ptx::wgmma_fence();
-    issue_write(u_end, stage.k, state);
-    issue_tokens<true>(u, stage.p, o);
-
-    const int next = chunk + 1;   // past the last chunk the operand is made from old values and not used
-    if (next < num_chunks) wait_chunk(next, rank, smem);
+    issue_write(u_end, smem_k, state);
+    hand_over_write(sums, parity, warp, lane, smem);
+    observer.phase(Phase::kReady);
+    const bool is_last = chunk + 1 == num_chunks;
+    turn = turn.next();
+    if (!is_last) {
+      wait_phase(smem.v_ready[parity ^ 1], (chunk + 1) / 2 % 2);
+      wait_phase(smem.full[turn.slot], turn.parity);
+    }
+    value_exponents<io_t>(smem.largest_v[is_last ? parity : parity ^ 1], warp, lane, of_v);   // behind the last chunk for nothing
+    const float next_decay = smem.stage[turn.slot].solved.gates.decay[kChunk - 1];
     observer.phase(Phase::kFree);
-    int of_v[2];
-    value_exponents<io_t>(v_next, lane, of_v);
-    if (next >= num_chunks) of_v[0] = of_v[1] = kLowestExponent;   // no V there: S by itself, which scales without loss
-    const float next_decay = smem.stage[next % kStages].gates.decay[kChunk - 1];
-    finish_update(of_v, next < num_chunks ? next_decay : 1.0f, u_end, state);   // behind the last chunk S stays as it is
+    largest[0] = largest[1] = 0;
+    if constexpr (kKeyDim == 128) {   // the first panel is rounded while the second is under way
+      ptx::wgmma_wait_group<1>();
+      hold(state.s[0]);
+      round_panel(0, state, largest);
+    }
+    ptx::wgmma_wait_group<0>();   // S
+    hold(state.s[state.kPanels - 1]);
+    hold(u_end);
     observer.phase(Phase::kUpdated);
-    ptx::wgmma_wait_group<0>();   // O; across the loop's end ptxas would serialise
-    hold(o);
-    hold(u);
-    release_chunk(chunk % kStages, lane, smem);
-    rotate(v_before, v_now, v_next);
+    finish_operand(of_v, is_last ? 1.0f : next_decay, state, largest);   // S stays as it is behind the last chunk
   }
-  writer.write(o, factor, v_before, (num_chunks - 1) * kChunk, length - (num_chunks - 1) * kChunk);
 }
 
 }  // namespace gdn::cuda::chunk_sm90

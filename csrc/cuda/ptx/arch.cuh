@@ -17,6 +17,10 @@ __device__ __forceinline__ int opaque(int x) {
   asm volatile("" : "+r"(x));
   return x;
 }
+__device__ __forceinline__ float opaque(float x) {
+  asm volatile("" : "+f"(x));
+  return x;
+}
 
 // PTX ISA, "trap": ends the grid with an error.
 __device__ __forceinline__ void trap() { asm volatile("trap;"); }

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "../ptx/arch.cuh"
 #include "../ptx/bar.cuh"
 #include "../ptx/ldmatrix.cuh"
 #include "../ptx/mma.cuh"
@@ -27,18 +28,25 @@ __host__ __device__ __forceinline__ constexpr int scratch_row(int row) { return 
 
 // Column `column` of (I + A)^-1. Above the diagonal of A nothing is used. 120 fma.
 __device__ __forceinline__ void invert_unit_lower_16(const float* smem_a, int column, float (&x)[16]) {
+  float4 row[4], next[4];   // of A; read a row ahead
 #pragma unroll
   for (int i = 0; i < 16; ++i) {
+#pragma unroll
+    for (int m = 0; m < i + 1 && i < 15; m += 4) {
+      next[m / 4] = *reinterpret_cast<const float4*>(smem_a + scratch_row(i + 1) + m);
+    }
     float sum = i == column ? 1.0f : 0.0f;
 #pragma unroll
     for (int m = 0; m < i; m += 4) {
-      const float4 a = *reinterpret_cast<const float4*>(smem_a + scratch_row(i) + m);
+      const float4 a = row[m / 4];
       sum -= a.x * x[m];
       if (m + 1 < i) sum -= a.y * x[m + 1];
       if (m + 2 < i) sum -= a.z * x[m + 2];
       if (m + 3 < i) sum -= a.w * x[m + 3];
     }
-    x[i] = sum;
+    x[i] = ptx::opaque(sum);   // computed here, beside the loads, not behind a later branch
+#pragma unroll
+    for (int q = 0; q < 4; ++q) row[q] = next[q];
   }
 }
 

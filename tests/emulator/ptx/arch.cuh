@@ -9,6 +9,7 @@ namespace gdn::cuda::ptx {
 constexpr bool kHasWgmma = true;
 
 inline int opaque(int x) { return x; }
+inline float opaque(float x) { return x; }
 inline void trap() { emulated::fail("trap"); }
 
 }  // namespace gdn::cuda::ptx

@@ -86,10 +86,6 @@ void wgmma_m64n64k16(float* d, const uint32_t (&a)[4], uint64_t b) {
   issue({d, 64, kAccumulate, true, false, {a[0], a[1], a[2], a[3]}, 0, b});
 }
 template <bool kAccumulate>
-void wgmma_m64n128k16_trans(float* d, const uint32_t (&a)[4], uint64_t b) {
-  issue({d, 128, kAccumulate, true, true, {a[0], a[1], a[2], a[3]}, 0, b});
-}
-template <bool kAccumulate>
 void wgmma_m64n64k16_trans(float* d, const uint32_t (&a)[4], uint64_t b) {
   issue({d, 64, kAccumulate, true, true, {a[0], a[1], a[2], a[3]}, 0, b});
 }

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the preparation of chunks leaves in the workspace for the kernels that carry the state: images of shared memory, so
+// that these copy and do nothing else.
+//     [chunk rows][Hk] Keys, then [chunk rows][Hv] Solved
+// A chunk row is the place of a chunk of a sequence; ragged sequences start at rows that leave room for those before,
+// whatever their lengths are, so that nobody has to count chunks: row = first token / 64 + sequence + chunk.
+#pragma once
+
+#include "../../common/dtypes.h"
+#include "../../common/params.h"
+
+namespace gdn::cuda::chunk_sm90 {
+
+constexpr int kChunk = 64;   // tokens of a chunk
+
+// Of a key head: normalised rows, fp16, [64 t][kKeyDim] in panels of 64 columns, swizzled (tile/swizzle.cuh); 0 for missing tokens.
+template <int kKeyDim>
+struct alignas(1024) Keys {
+  fp16_t k[kChunk * kKeyDim];
+  fp16_t q[kChunk * kKeyDim];
+};
+
+// Per token of a chunk, fp32; missing tokens have log decay 0.
+struct Gates {
+  float decay[kChunk];     // from the chunk's start to the token; the last one is the whole chunk's
+  float to_end[kChunk];    // from the token to the chunk's end
+};
+
+// Of a value head. T and P are [64 out][64 in], fp16, swizzled, zeros right of the diagonal.
+struct alignas(256) Solved {
+  fp16_t t[kChunk * kChunk];   // (I + A)^-1 diag(beta)
+  fp16_t p[kChunk * kChunk];
+  Gates gates;
+};
+
+// Chunk rows of a call, known from its shapes.
+GDN_INLINE int64_t num_chunk_rows(const RuleParams& p) {
+  return p.cu_seqlens.given() ? p.dims.T / kChunk + p.dims.N : p.dims.N * ceil_div(p.dims.T, kChunk);
+}
+
+// The row of sequence n's first chunk; later ones follow.
+GDN_INLINE int64_t first_chunk_row(const RuleParams& p, int64_t n, int64_t first_token) {
+  return p.cu_seqlens.given() ? first_token / kChunk + n : n * ceil_div(p.dims.T, kChunk);
+}
+
+template <int kKeyDim>
+GDN_INLINE Keys<kKeyDim>* keys_of(const RuleParams& p, int64_t chunk_row, int64_t key_head) {
+  return static_cast<Keys<kKeyDim>*>(p.workspace) + chunk_row * p.dims.Hk + key_head;
+}
+
+template <int kKeyDim>
+GDN_INLINE Solved* solved_of(const RuleParams& p, int64_t chunk_row, int64_t head) {
+  return reinterpret_cast<Solved*>(keys_of<kKeyDim>(p, num_chunk_rows(p), 0)) + chunk_row * p.dims.Hv + head;
+}
+
+template <int kKeyDim>
+GDN_INLINE int64_t workspace_bytes(const RuleParams& p) {
+  return num_chunk_rows(p) * (p.dims.Hk * static_cast<int64_t>(sizeof(Keys<kKeyDim>)) +
+                              p.dims.Hv * static_cast<int64_t>(sizeof(Solved)));
+}
+
+}  // namespace gdn::cuda::chunk_sm90
