@@ -185,9 +185,9 @@ __global__ void __launch_bounds__(kThreads) fold_elements(const __grid_constant_
 
 // ---- a stream of tiles ----
 
-constexpr int kStages = 3;           // tiles of a block in shared memory, all but one on their way
+constexpr int kStages = 4;           // tiles of a block in shared memory, all but one on their way
 constexpr int kStreamHeld = 4;       // lines of a tile that a thread holds
-constexpr int kBlocksOfSm = 3;
+constexpr int kBlocksOfSm = 2;
 constexpr int kPlans = 8;            // at least kStages + 2
 constexpr int kStreamRecord = kThreads + 4;   // floats of a record: along, across, alpha
 

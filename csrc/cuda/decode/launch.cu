@@ -39,30 +39,58 @@ bool is_one_token(const RuleParams& params) {
   return params.dims.T == 1 && !params.cu_seqlens.given() && params.rows.min_length <= 1 && params.rows.max_length >= 1;
 }
 
+template <class Shape>
+const char* launch_shape_of_one(const RuleParams& params, void* stream) {
+  const int64_t blocks = num_rows(params) * params.dims.Hv * ceil_div(params.dims.V, Shape::kTile);
+  return launch_early(decode_one<Shape>, blocks, Shape::kThreads, kBytesOfOne<Shape>, stream, call_of(params),
+                      cut_of<Shape>(params));
+}
+
 template <class Shape, class Keeps>
-const char* launch_shape(const RuleParams& params, const Keeps& keeps, void* stream) {
+const char* launch_shape_of_many(const RuleParams& params, const Keeps& keeps, void* stream) {
   const int64_t blocks = num_rows(params) * params.dims.Hv * ceil_div(params.dims.V, Shape::kTile);
   const Cut cut = cut_of<Shape>(params);
-  if constexpr (std::is_same_v<Keeps, KeepState>) {
-    if (is_one_token(params)) {
-      return launch_early(decode_one<Shape>, blocks, Shape::kThreads, kBytesOfOne<Shape>, stream, call_of(params), cut);
-    }
-  }
   return launch_early(decode_many<Shape, Keeps>, blocks, Shape::kThreads, smem_bytes<Shape>(cut), stream, call_of(params),
                       cut, keeps);
 }
 
-// Warps of a block, blocks of a multiprocessor: what the registers hold without spilling.
+// Width, warps of a block, blocks of a multiprocessor: the fastest measured (NOTES.md) that does not spill.
+template <class state_t, bool kVFirst, int kSteps>
+const char* launch_one(const RuleParams& params, bool is_narrow, void* stream) {
+  if constexpr (sizeof(state_t) == 4 && kVFirst) {
+    if (is_narrow) return launch_shape_of_one<Shape<state_t, kVFirst, kSteps, 2, 4, 6>>(params, stream);
+    return launch_shape_of_one<Shape<state_t, kVFirst, kSteps, 4, 4, 4>>(params, stream);
+  } else if constexpr (sizeof(state_t) == 4) {
+    if (is_narrow) return launch_shape_of_one<Shape<state_t, kVFirst, kSteps, 4, 2, 6>>(params, stream);
+    return launch_shape_of_one<Shape<state_t, kVFirst, kSteps, 8, 2, 4>>(params, stream);
+  } else if constexpr (kVFirst) {
+    if (is_narrow) return launch_shape_of_one<Shape<state_t, kVFirst, kSteps, 2, 2, 6>>(params, stream);
+    return launch_shape_of_one<Shape<state_t, kVFirst, kSteps, 2, 4, 4>>(params, stream);
+  } else {
+    if (is_narrow) return launch_shape_of_one<Shape<state_t, kVFirst, kSteps, 4, 1, 8>>(params, stream);
+    return launch_shape_of_one<Shape<state_t, kVFirst, kSteps, 4, 2, 4>>(params, stream);
+  }
+}
+
+template <class state_t, bool kVFirst, int kSteps, class Keeps>
+const char* launch_many(const RuleParams& params, const Keeps& keeps, bool is_narrow, void* stream) {
+  if constexpr (sizeof(state_t) == 4) {
+    if (!is_narrow) return launch_shape_of_many<Shape<state_t, kVFirst, kSteps, 4, 4, 3>>(params, keeps, stream);
+    if constexpr (kVFirst) return launch_shape_of_many<Shape<state_t, kVFirst, kSteps, 2, 4, 5>>(params, keeps, stream);
+    else return launch_shape_of_many<Shape<state_t, kVFirst, kSteps, 4, 2, 6>>(params, keeps, stream);
+  } else {
+    if (is_narrow) return launch_shape_of_many<Shape<state_t, kVFirst, kSteps, 2, 2, 6>>(params, keeps, stream);
+    return launch_shape_of_many<Shape<state_t, kVFirst, kSteps, 2, 4, 3>>(params, keeps, stream);
+  }
+}
+
 template <class state_t, bool kVFirst, int kSteps, class Keeps>
 const char* launch_tile(const RuleParams& params, const Keeps& keeps, void* stream) {
-  const int tile = pick_tile(params.dims, num_multiprocessors());
-  if constexpr (sizeof(state_t) == 4) {
-    if (tile == 32) return launch_shape<Shape<state_t, kVFirst, kSteps, 2, 4, 5>>(params, keeps, stream);
-    return launch_shape<Shape<state_t, kVFirst, kSteps, 4, 4, 3>>(params, keeps, stream);
-  } else {
-    if (tile == 32) return launch_shape<Shape<state_t, kVFirst, kSteps, 2, 2, 6>>(params, keeps, stream);
-    return launch_shape<Shape<state_t, kVFirst, kSteps, 2, 4, 3>>(params, keeps, stream);
+  const bool is_narrow = pick_tile(params.dims, num_multiprocessors()) == 32;
+  if constexpr (std::is_same_v<Keeps, KeepState>) {
+    if (is_one_token(params)) return launch_one<state_t, kVFirst, kSteps>(params, is_narrow, stream);
   }
+  return launch_many<state_t, kVFirst, kSteps>(params, keeps, is_narrow, stream);
 }
 
 template <class Keeps>

@@ -143,7 +143,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   if (!open_row<Shape>(call, keeps, work, row)) return;
   const int columns = call.V - work.column - place.first, own = work.column + place.own_column();
   Packs<Shape> packs;
-  load_share<Shape>(share_address<Shape>(call.in, row.slot, work, place), call.in.line, row.slot >= 0 ? columns : 0, packs);
+  load_share<Shape, true>(share_address<Shape>(call.in, row.slot, work, place), call.in.line, row.slot >= 0 ? columns : 0, packs);
   ptx::griddepcontrol_launch_dependents();
   const typename Keeps::Target target = keeps.target_of(work, row, own);
   char* out = token_address(call.out, row.origin, 0, work.head) + own * call.out_dim;

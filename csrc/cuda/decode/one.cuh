@@ -19,10 +19,6 @@
 namespace gdn::cuda {
 namespace {
 
-#ifndef GDN_ONE_EARLY
-#define GDN_ONE_EARLY 1
-#endif
-
 
 // o of a lane's own columns, from `column` on.
 template <class Shape>
@@ -80,7 +76,7 @@ __device__ __forceinline__ void write_packs(char* gmem, int line, int columns, c
       s[e] = write_state(alpha, k[idx / kLoadsOfStep][i], f[c], s[e]);
     }
     round_vector<Shape>(s, word);
-    if (inside) ptx::st_global_streaming_v4(vector, word);
+    if (inside) ptx::st_global_v4(vector, word);
   });
 }
 
@@ -108,11 +104,10 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   char* const gmem_in = share_address<Shape>(call.in, slot, work, place);
   const int columns = call.V - work.column - place.first;
   if (call.is_plain) ptx::griddepcontrol_wait();
-  if (GDN_ONE_EARLY == 0) ptx::griddepcontrol_launch_dependents();
 
   Packs<Shape> packs;
   TokenBits<Shape> token = {};
-  load_share<Shape>(gmem_in, call.in.line, slot >= 0 ? columns : 0, packs);
+  load_share<Shape, false>(gmem_in, call.in.line, slot >= 0 ? columns : 0, packs);
   load_token<Shape>(call, work, work.n, 0, threadIdx.x % 32, token);
   const char* const gmem_v = token_address(call.v, work.n, 0, work.head);
   uint32_t v_bits[kLeft];
@@ -121,7 +116,6 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     const int column = own + i * place.kColumnStep;
     v_bits[i] = load_bits(gmem_v, call.dtype, column < call.V ? column : 0);
   }
-  if (GDN_ONE_EARLY == 1) ptx::griddepcontrol_launch_dependents();
 
   const StepScalars scalars = stage_token<Shape>(call, token, threadIdx.x % 32, smem_k, smem_q);
   float v[kLeft];
@@ -131,7 +125,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   float u[Shape::kColumns], w[Shape::kColumns], f[Shape::kColumns], left[kLeft], own_o[kLeft], own_f[kLeft];
   sum_packs<Shape>(smem_k, place, packs, u);
   sum_packs<Shape>(smem_q, place, packs, w);
-  if (GDN_ONE_EARLY == 2) ptx::griddepcontrol_launch_dependents();
+  ptx::griddepcontrol_launch_dependents();   // not before: the next grid's blocks would take this one's places
   deal_sums<Shape>(place, u, w, left);
   finish_sums<Shape>(place, scalars, left, v, f, own_o, own_f);
   if (out_slot >= 0) {
