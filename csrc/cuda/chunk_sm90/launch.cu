@@ -47,10 +47,15 @@ const char* launch_chunk(const RuleParams& params, void* stream) {
                       params, NoObserver{});
 }
 
+template <class io_t, int kKeyDim>
+const char* launch_key_dim(const RuleParams& params, void* stream) {
+  if (params.out.dtype == DType::kFloat32) return launch_chunk<io_t, float, kKeyDim>(params, stream);
+  return launch_chunk<io_t, io_t, kKeyDim>(params, stream);
+}
+
 template <class io_t>
 const char* launch_dtype(const RuleParams& params, void* stream) {
-  if (params.out.dtype == DType::kFloat32) return launch_chunk<io_t, float, 128>(params, stream);
-  return launch_chunk<io_t, io_t, 128>(params, stream);
+  return params.dims.K == 64 ? launch_key_dim<io_t, 64>(params, stream) : launch_key_dim<io_t, 128>(params, stream);
 }
 
 }  // namespace
@@ -60,14 +65,16 @@ bool chunk_sm90_supports(const RuleParams& params) {
   const DType io = params.q.dtype, out = params.out.dtype;
   if (io == DType::kFloat32 || params.k.dtype != io || params.v.dtype != io) return false;
   if (out != io && out != DType::kFloat32) return false;
-  if (dims.K != 128 || dims.V % kValueTile != 0 || dims.T >= (int64_t{1} << 31) - kChunk) return false;
+  if ((dims.K != 64 && dims.K != 128) || dims.V % kValueTile != 0 || dims.T >= (int64_t{1} << 31) - kChunk) return false;
   if (num_chunk_rows(params) * dims.Hk >= int64_t{1} << 31) return false;
   const bool out_rows = out == DType::kFloat32 ? params.out.stride[3] == 1 : has_aligned_rows(params.out, dims, dims.Hv);
   return out_rows && has_aligned_rows(params.q, dims, dims.Hk) && has_aligned_rows(params.k, dims, dims.Hk) &&
          has_aligned_rows(params.v, dims, dims.Hv);
 }
 
-int64_t chunk_sm90_workspace_bytes(const RuleParams& params) { return workspace_bytes<128>(params); }
+int64_t chunk_sm90_workspace_bytes(const RuleParams& params) {
+  return params.dims.K == 64 ? workspace_bytes<64>(params) : workspace_bytes<128>(params);
+}
 
 const char* chunk_sm90_gated_delta_rule(const RuleParams& params, void* stream) {
   if (!chunk_sm90_supports(params)) return "the Hopper chunk kernel does not take these dtypes, dims or strides";
