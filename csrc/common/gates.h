@@ -89,6 +89,12 @@ GDN_INLINE float write_strength(float b, bool allow_neg_eigval) {
 // alpha of the rule from what the caller gave: the log decay, or the decay itself.
 GDN_INLINE float decay_of(float g, bool gate_is_linear) { return gate_is_linear ? g : exp(g); }
 
+// Factor of the norm over `size` elements, and what becomes of one of them: x is the element that the sum of squares took.
+GDN_INLINE float rms_factor(float sum_of_squares, float size, float eps) {
+  return div(1.0f, sqrt(add(div(sum_of_squares, size), eps)));
+}
+GDN_INLINE float normed(float x, float factor, float weight) { return mul(mul(x, factor), weight); }
+
 GDN_INLINE float activate_gate(float z, bool use_silu) { return use_silu ? silu(z) : sigmoid(z); }
 
 }  // namespace gdn

@@ -21,6 +21,7 @@ struct Kernels {
   void (*causal_conv1d)(const ConvParams& params, int64_t begin, int64_t end);
   void (*gated_delta_gates)(const GatesParams& params, int64_t begin, int64_t end);
   void (*rms_norm_gated)(const NormParams& params, int64_t begin, int64_t end);
+  void (*gated_delta_step)(const StepParams& params, int64_t begin, int64_t end);
 };
 
 extern const Kernels kBaselineKernels;

@@ -7,6 +7,7 @@
 #include "fold_ring.h"
 #include "gated_delta_gates.h"
 #include "gated_delta_rule.h"
+#include "gated_delta_step.h"
 #include "gated_delta_verify.h"
 #include "rms_norm_gated.h"
 
@@ -14,7 +15,7 @@ namespace gdn::cpu::GDN_ISA {
 
 constexpr Kernels table(const char* isa) {
   return {isa, gated_delta_rule_range, gated_delta_verify_range, fold_ring_range, conv_state_write_range,
-          causal_conv1d_range, gated_delta_gates_range, rms_norm_gated_range};
+          causal_conv1d_range, gated_delta_gates_range, rms_norm_gated_range, gated_delta_step_range};
 }
 
 }  // namespace gdn::cpu::GDN_ISA
