@@ -25,6 +25,10 @@ __device__ __forceinline__ void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
+// The two halves of it, the first without release: for who has made barriers and nothing else.
+__device__ __forceinline__ void cluster_arrive_relaxed() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
 // PTX ISA, "fence.mbarrier_init": the barriers this thread made exist for the whole cluster after the next cluster_sync.
 __device__ __forceinline__ void fence_mbarrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
@@ -37,6 +41,18 @@ __device__ __forceinline__ void mbarrier_arrive_cluster(uint32_t barrier) {
 // PTX ISA, "mbarrier.arrive.expect_tx": an arrival, and the phase does not end before `bytes` have been copied.
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+// PTX ISA, "st.async": words to the shared memory of a block of the cluster; counts their bytes at the barrier beside them.
+// Addresses from map_shared. No fence: who waits for the barrier sees the words.
+__device__ __forceinline__ void st_async(uint32_t to, uint32_t word, uint32_t barrier) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(to), "r"(word), "r"(barrier)
+               : "memory");
+}
+__device__ __forceinline__ void st_async_v4(uint32_t to, const uint32_t (&word)[4], uint32_t barrier) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to),
+               "r"(word[0]), "r"(word[1]), "r"(word[2]), "r"(word[3]), "r"(barrier)
+               : "memory");
 }
 
 // PTX ISA, "cp.async.bulk", from this block's shared memory to that of a block of the cluster; tells the barrier beside the
