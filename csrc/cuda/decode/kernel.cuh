@@ -83,7 +83,7 @@ __device__ __forceinline__ bool open_piece(const Call& call, const Cut& cut, con
         last = part == 0 ? clamped(call.cu_seqlens.at(0), call.T) : call.T;
       }
       write_zeros<Shape>(token_address(call.out, piece, first, piece.work.head) + piece.work.column * call.out_dim,
-                         last - first, call.V - piece.work.column, call.out.token, call.out_dim, call.dtype);
+                         last - first, call.V - piece.work.column, call.out.token, call.out_dim, call.out_dtype);
     }
     return false;
   }
@@ -110,7 +110,7 @@ __device__ __forceinline__ void run_tokens(const Call& call, const Keeps& keeps,
     step<Shape>(smem_tokens, smem_sums + parity * (Shape::kSmemSums / 2), place,
                 keeps.needs_state_after(piece.span(call), piece.first + i), fragment, o, f);
     if (answers) {
-      store_float(out, call.dtype, 0, o);
+      store_float(out, call.out_dtype, 0, o);
       keeps.keep_factor(target, piece.work, piece.first + i, column, f);
     }
     smem_tokens += Shape::kSmemToken;
