@@ -79,6 +79,7 @@ const char* launch_as(Starts starts, void (*kernel)(Params...), int cluster_bloc
   config.stream = static_cast<cudaStream_t>(stream);
   cudaLaunchAttribute attributes[2] = {};
   config.attrs = attributes;
+  if (cluster_blocks > 8) cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
   if (cluster_blocks > 1) {
     cudaLaunchAttribute& cluster = attributes[config.numAttrs++];
     cluster.id = cudaLaunchAttributeClusterDimension;
