@@ -60,8 +60,10 @@ def separate(kernel, x, given):
 
 
 def time_of(function, kernel, sets, given):
-    calls = [(lambda x: lambda: function(kernel, x, given))(sets[i % len(sets)]) for i in range(max(LEAST_CALLS, len(sets)))]
-    return graph_microseconds(calls)
+    def call(x):
+        return lambda: function(kernel, x, given)
+
+    return graph_microseconds([call(sets[i % len(sets)]) for i in range(max(LEAST_CALLS, len(sets)))])
 
 
 def bench(kernel, report, bandwidth, batches=(1, 4, 16, 64, 256)):

@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 
 HERE = Path(__file__).resolve().parent
-ON_GPU = ("bench_gated_delta_rule.py", "bench_gated_delta_step.py", "bench_modes.py", "bench_around_the_rule.py", "bench_serving.py")
+ON_GPU = ("bench_gated_delta_rule.py", "bench_gated_delta_step.py", "bench_modes.py", "bench_around_the_rule.py",
+          "bench_serving.py")
 ON_CPU = ("bench_cpu.py",)
 
 

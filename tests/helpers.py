@@ -243,7 +243,8 @@ def step_weights(shape, device, width=4, bias=False, dtype=torch.float32):
     Hk, Hv, K, V = shape
     C = 2 * Hk * K + Hv * V
     sizes = {"conv_weight": (C, width), "conv_bias": (C,), "A_log": (Hv,), "dt_bias": (Hv,), "norm_weight": (V,)}
-    weights = {name: normal(*size, seed=40 + n, dtype=dtype, device=device) for n, (name, size) in enumerate(sizes.items())}
+    named = enumerate(sizes.items())
+    weights = {name: normal(*size, seed=40 + n, dtype=dtype, device=device) for n, (name, size) in named}
     return weights if bias else {**weights, "conv_bias": None}
 
 

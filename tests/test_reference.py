@@ -11,10 +11,12 @@ from .helpers import (
     DTYPES,
     SMALL,
     Shape,
+    StepOp,
     assert_close,
     assert_rule,
     assert_same,
     assert_zero,
+    move,
     normal,
     rule_inputs,
     rule_state,
@@ -31,6 +33,7 @@ OPS = (
     "causal_conv1d_update",
     "gated_delta_gates",
     "rms_norm_gated",
+    "gated_delta_step",
 )
 
 
@@ -111,6 +114,11 @@ def test_op_agrees_with_the_reference(kernel, reference, device, dtype):
         kernel.gated_delta_gates(a, a, heads, heads), reference.gated_delta_gates(a, a, heads, heads)
     ):
         assert_close(mine, theirs, 1e-6)
+    op = StepOp()
+    step, pools = move(op.inputs(3, 2, dtype), device), [op.pool(3).to(device, copy=True) for _ in range(2)]
+    outs = [op.call(module, step, pool) for module, pool in zip((kernel, reference), pools)]
+    assert_close(*outs, 4 * bound, "step")
+    assert_close(*pools, 1e-6 if dtype == torch.float32 else 1e-3, "state of the step")
     args = (x.v, x.v, normal(32, device=device), 1e-6)
     assert_close(kernel.rms_norm_gated(*args), reference.rms_norm_gated(*args), 2 * bound)
 

@@ -85,7 +85,7 @@ def gated_delta_step(
     gated_delta_gates and gated_delta_rule(mode="recurrent"), and the output those of rms_norm_gated on a float32 o.
     No scratch memory; one kernel launch on CUDA.
 
-    Source: the chain is Qwen3-Next's and Qwen3.5's in transformers; the fused step is an idea of several serving engines.
+    Source: the chain is that of Qwen3-Next and Qwen3.5 in transformers; serving engines fuse parts of it.
     """
     op = "gated_delta_step"
     check_choice(op, "layout", layout, LAYOUTS)
