@@ -337,15 +337,16 @@ def test_graph_with_fewer_live_rows(kernel, device, shape):
 
 @pytest.mark.cuda_only
 @pytest.mark.parametrize("v_first", (False, True), ids=("K-first", "V-first"))
-@pytest.mark.parametrize("rows", (1, 4, 33, 300))
+@pytest.mark.parametrize("rows", (1, 4, 33, 150))
 def test_bits_at_every_batch_size(kernel, device, rows, v_first):
     """Qwen's shape, repeatedly: no block may run ahead of another"""
     case = Case(shape=QWEN, slots=tuple(range(rows)), pool=rows, v_first=v_first, keeps_width=True)
     inputs, options = projections(case, device), arguments(case, device)
-    chain = memories(case, device)
+    start = memories(case, device)
+    chain = [x.clone() for x in start]
     expected = separate_ops(kernel, case, *inputs, *chain, options)
     for _ in range(5):
-        fused = memories(case, device)
+        fused = [x.clone() for x in start]
         assert_same(kernel.gated_delta_step(*inputs, *fused, **options), expected, "output")
         assert_same(fused[0], chain[0], "window")
         assert_same(fused[1], chain[1], "state")

@@ -13,6 +13,13 @@ __device__ __forceinline__ uint32_t cluster_rank() {
   return rank;
 }
 
+// PTX ISA, "%clusterid".
+__device__ __forceinline__ uint32_t cluster_id() {
+  uint32_t id;
+  asm volatile("mov.u32 %0, %%clusterid.x;" : "=r"(id));
+  return id;
+}
+
 // PTX ISA, "mapa": the address, in the cluster's window, of what lies at the shared address `smem` in block `rank`.
 __device__ __forceinline__ uint32_t map_shared(uint32_t smem, uint32_t rank) {
   uint32_t address;

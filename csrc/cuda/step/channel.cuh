@@ -11,50 +11,62 @@
 namespace gdn::cuda {
 namespace {
 
-// Where a block works: row n, key head, its value head, first column of its tile, rank in the cluster.
+// Where a block works: row n, key head, its value head, first column of its tile, rank in the cluster; slot of both memories.
 struct StepWork {
-  int n, key_head, member, column, rank;
-  int64_t slot;
+  int n, key_head, member, column, rank, slot;
 };
 
 __device__ __forceinline__ char* element(const Heads& heads, const StepWork& work, int i) {
-  return heads.data + wide(work.n, heads.row) + wide(work.key_head, heads.head) + wide(work.member, heads.member) +
-         wide(i, heads.element);
+  return heads.data + wide(work.n, heads.row) + (work.key_head * heads.head + work.member * heads.member + i * heads.element);
 }
-__device__ __forceinline__ const char* element(const Matrix& vector, int i) { return vector.data + wide(i, vector.row); }
+__device__ __forceinline__ const char* element(const Vector& vector, int i) { return vector.data + i * vector.step; }
 
-// A row of up to four elements, right-aligned.
-__device__ __forceinline__ void load_row(const Matrix& matrix, const char* gmem, uint32_t (&bits)[kMaxTaps]) {
-  if (matrix.is_packed) {
-    if (matrix.dtype == DType::kFloat32) {
-      const auto words = *reinterpret_cast<const Words<16>*>(gmem);
+// A row of up to four elements, right-aligned; those before it are left as they are.
+__device__ __forceinline__ void load_row(const Rows& rows, const char* gmem, uint32_t (&bits)[kMaxTaps]) {
+  const int missing = kMaxTaps - rows.columns;
+  if (rows.dtype == DType::kFloat32) {
+    gmem -= 4 * missing;
 #pragma unroll
-      for (int j = 0; j < kMaxTaps; ++j) bits[j] = words.word[j];
-    } else {
-      const auto words = *reinterpret_cast<const Words<8>*>(gmem);
+    for (int j = 0; j < kMaxTaps; ++j) {
+      if (j >= missing) bits[j] = *reinterpret_cast<const uint32_t*>(gmem + 4 * j);
+    }
+  } else if (rows.is_packed) {
+    const auto words = *reinterpret_cast<const Words<8>*>(gmem);
 #pragma unroll
-      for (int j = 0; j < kMaxTaps; ++j) bits[j] = words.word[j / 2] >> (16 * (j % 2)) & 0xffffu;
+    for (int j = 0; j < kMaxTaps; ++j) bits[j] = words.word[j / 2] >> (16 * (j % 2)) & 0xffffu;
+  } else {
+    gmem -= 2 * missing;
+#pragma unroll
+    for (int j = 0; j < kMaxTaps; ++j) {
+      if (j >= missing) bits[j] = *reinterpret_cast<const uint16_t*>(gmem + 2 * j);
+    }
+  }
+}
+
+__device__ __forceinline__ void store_row(const Rows& rows, char* gmem, const float (&x)[kMaxTaps]) {
+  const int missing = kMaxTaps - rows.columns;
+  if (rows.dtype == DType::kFloat32) {
+    gmem -= 4 * missing;
+#pragma unroll
+    for (int j = 0; j < kMaxTaps; ++j) {
+      if (j >= missing) *reinterpret_cast<float*>(gmem + 4 * j) = x[j];
     }
     return;
   }
+  const bool is_bf16 = rows.dtype == DType::kBFloat16;
+  uint32_t pair[2];
 #pragma unroll
-  for (int j = 0; j < kMaxTaps; ++j) {
-    const int i = j - (kMaxTaps - matrix.columns);
-    bits[j] = i >= 0 ? load_bits(gmem + i * matrix.column, matrix.dtype, 0) : 0u;
+  for (int j = 0; j < 2; ++j) {
+    pair[j] = is_bf16 ? round_pair(x[2 * j], x[2 * j + 1], bf16_t{}) : round_pair(x[2 * j], x[2 * j + 1], fp16_t{});
   }
-}
-
-__device__ __forceinline__ void store_row(const Matrix& matrix, char* gmem, const float (&x)[kMaxTaps]) {
-  if (matrix.is_packed) {
-    if (matrix.dtype == DType::kFloat32) store_pack<float, 4>(reinterpret_cast<float*>(gmem), x);
-    else if (matrix.dtype == DType::kBFloat16) store_pack<bf16_t, 4>(reinterpret_cast<bf16_t*>(gmem), x);
-    else store_pack<fp16_t, 4>(reinterpret_cast<fp16_t*>(gmem), x);
+  if (rows.is_packed) {
+    *reinterpret_cast<Words<8>*>(gmem) = {pair[0], pair[1]};
     return;
   }
+  gmem -= 2 * missing;
 #pragma unroll
   for (int j = 0; j < kMaxTaps; ++j) {
-    const int i = j - (kMaxTaps - matrix.columns);
-    if (i >= 0) store_float(gmem + i * matrix.column, matrix.dtype, 0, x[j]);
+    if (j >= missing) *reinterpret_cast<uint16_t*>(gmem + 2 * j) = static_cast<uint16_t>(pair[j / 2] >> (16 * (j % 2)));
   }
 }
 
@@ -69,30 +81,31 @@ struct Channel {
   __device__ __forceinline__ bool is_any() const { return is_value || key_channel >= 0; }
 
   __device__ __forceinline__ void load(const StepCall& call, const StepWork& work, int key_dim, int tile, int per_block) {
-    const int thread = static_cast<int>(threadIdx.x), run = thread - tile;
+    const int thread = static_cast<int>(threadIdx.x), run = thread - tile, wanted = work.rank * per_block + run;
     is_value = run < 0;
-    key_channel = run >= 0 && run < per_block && work.rank * per_block + run < 2 * key_dim ? work.rank * per_block + run : -1;
+    key_channel = run >= 0 && run < per_block && wanted < 2 * key_dim ? wanted : -1;
     if (!is_any()) return;
-    const bool is_k = key_channel >= key_dim;
-    const int i = is_value ? work.column + thread : key_channel - (is_k ? key_dim : 0);
-    const int first = is_value ? 2 * call.key_heads * key_dim + (work.key_head * call.group + work.member) * call.V
-                               : ((is_k ? call.key_heads : 0) + work.key_head) * key_dim;
-    const Heads& heads = is_value ? call.v : (is_k ? call.k : call.q);
-    window = call.window.data + work.slot * call.window_slot + wide(first + i, call.window.row);
-    x = load_bits(element(heads, work, i), call.q.dtype, 0);
+    const bool is_k = wanted >= key_dim;
+    const int i = is_value ? work.column + thread : wanted - (is_k ? key_dim : 0);
+    const int head = is_value ? work.key_head * call.group + work.member : (is_k ? call.key_heads : 0) + work.key_head;
+    const int channel = is_value ? 2 * call.key_heads * key_dim + head * call.V + i : head * key_dim + i;
+    const int in_row = work.key_head * (is_value ? call.v.head : call.q.head) + (is_value ? work.member * call.v.member : 0) +
+                       (!is_value && is_k ? call.from_q_to_k : 0) + i * call.q.element;
+    window = call.window.data + wide(work.slot, call.window_slot) + channel * call.window.row;
+    x = load_bits((is_value ? call.v.data : call.q.data) + wide(work.n, call.q.row) + in_row, call.q.dtype, 0);
     load_row(call.window, window, past);
-    load_row(call.conv_weight, element(call.conv_weight, first + i), weight);
-    bias = call.conv_bias.data != nullptr ? load_bits(element(call.conv_bias, first + i), call.conv_bias.dtype, 0) : 0u;
+    load_row(call.weight, call.weight.data + channel * call.weight.row, weight);
+    if (call.bias.data != nullptr) bias = load_bits(element(call.bias, channel), call.bias.dtype, 0);
   }
 
   // The channel's q, k or v, as a tensor of the projection's dtype would hold it; the window moves on, in memory.
   __device__ __forceinline__ float convolve(const StepCall& call) const {
     ConvTaps taps;
-    taps.bias = call.conv_bias.data != nullptr ? widen_bits(bias, call.conv_bias.dtype) : 0.0f;
+    taps.bias = widen_bits(bias, call.bias.dtype);
 #pragma unroll
     for (int j = 0; j < kMaxTaps; ++j) {
       taps.past[j] = widen_bits(past[j], call.window.dtype);
-      taps.weight[j] = widen_bits(weight[j], call.conv_weight.dtype);
+      taps.weight[j] = widen_bits(weight[j], call.weight.dtype);
     }
     const float y = silu(taps.push(widen_bits(x, call.q.dtype), call.width));
     store_row(call.window, window, taps.past);

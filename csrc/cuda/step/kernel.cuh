@@ -21,6 +21,7 @@
 #include "../ptx/mbarrier.cuh"
 #include "../ptx/pdl.cuh"
 #include "../ptx/shared.cuh"
+#include "../tile/divide.cuh"
 #include "../tile/share.cuh"
 #include "channel.cuh"
 
@@ -30,6 +31,7 @@ namespace {
 // How a call is cut: blocks of a cluster, tiles of a head, channels of q | k a block (a multiple of 4).
 struct StepCut {
   int blocks, tiles, per_block;
+  Divider key_heads, tiles_of_head;
 };
 
 // Shared memory in floats.
@@ -77,6 +79,7 @@ __device__ __forceinline__ void send_keys(float value, int channel, int blocks, 
   for (int e = 0; e < 4; ++e) words[e] = float_bits(__shfl_sync(0xffffffffu, value, quad + e));
   const int first = __shfl_sync(0xffffffffu, channel, quad);
   if (first < 0) return;
+#pragma unroll 1
   for (int rank = lane / 8; rank < blocks; rank += 4) {
     ptx::st_async_v4(ptx::map_shared(smem_q + 4 * first, rank), words, ptx::map_shared(barrier, rank));
   }
@@ -119,10 +122,9 @@ __device__ __forceinline__ void write_normed(const StepCall& call, const float* 
 }
 
 __device__ __forceinline__ StepWork work_of_block(const StepCall& call, const StepCut& cut, int tile) {
-  const unsigned cluster = blockIdx.x / cut.blocks, rank = blockIdx.x - cluster * cut.blocks;
-  const unsigned n = cluster / call.key_heads, member = rank / cut.tiles;
-  return {static_cast<int>(n), static_cast<int>(cluster - n * call.key_heads), static_cast<int>(member),
-          static_cast<int>(rank - member * cut.tiles) * tile, static_cast<int>(rank), -1};
+  const int cluster = static_cast<int>(ptx::cluster_id()), rank = static_cast<int>(ptx::cluster_rank());
+  const int n = static_cast<int>(cut.key_heads.quotient(cluster)), member = static_cast<int>(cut.tiles_of_head.quotient(rank));
+  return {n, cluster - n * call.key_heads, member, (rank - member * cut.tiles) * tile, rank, -1};
 }
 
 // Everything after the loads are under way.
@@ -160,6 +162,7 @@ __device__ __forceinline__ void compute_step(const StepCall& call, const StepCut
   const float y = call.norm_before_gate ? own_o : mul(own_o, gate);
   if (place.answers()) {
     const uint32_t to = ptx::shared_address(smem + Smem::kY) + 4 * (work.column + place.own_column());
+#pragma unroll 1
     for (int tile = 0; tile < cut.tiles; ++tile) {
       const uint32_t rank = work.member * cut.tiles + tile;
       ptx::st_async(ptx::map_shared(to, rank), float_bits(y), ptx::map_shared(y_barrier, rank));
@@ -191,7 +194,7 @@ __global__ void __launch_bounds__(Share::kThreads, kBlocksOfSm)
     const SharePlace<Share> place(threadIdx.x);
     ptx::griddepcontrol_wait();
     ptx::griddepcontrol_launch_dependents();
-    work.slot = slot_of_row(call.slots, work.n, call.pool);
+    work.slot = static_cast<int>(slot_of_row(call.slots, work.n, call.pool));
     if (work.slot < 0) {   // the whole cluster
       if (place.answers()) store_float(element(call.out, work, work.column + place.own_column()), call.out.dtype, 0, 0.0f);
       ptx::cluster_wait();
@@ -202,10 +205,10 @@ __global__ void __launch_bounds__(Share::kThreads, kBlocksOfSm)
     NormColumn column = {};
     if constexpr (!kStateFirst) channel.load(call, work, Share::kKeyDim, Share::kTile, cut.per_block);
     const int first = work.column + place.first, row = Share::kOwned * place.group;
-    char* const gmem_state = call.state + work.slot * call.state_slot +
-                             wide(work.key_head * call.group + work.member, call.state_head) +
-                             wide(Share::kVFirst ? first : row, call.state_line) +
-                             (Share::kVFirst ? row : first) * Share::kBytes;
+    char* const gmem_state = call.state + wide(work.slot, call.state_slot) +
+                             ((work.key_head * call.group + work.member) * call.state_head +
+                              (Share::kVFirst ? first : row) * call.state_line +
+                              (Share::kVFirst ? row : first) * Share::kBytes);
     const uint32_t smem_state = ptx::shared_address(smem + Smem::kState) + 16 * threadIdx.x;
 #pragma unroll
     for (int step = 0; step < Share::kSteps; ++step) {

@@ -37,6 +37,8 @@ const char* launch_share(const StepParams& p, void* stream) {
   StepCut cut = {};
   cut.tiles = static_cast<int>(d.V / Share::kTile);
   cut.blocks = static_cast<int>(p.group()) * cut.tiles;
+  cut.key_heads = divider(static_cast<uint32_t>(d.Hk));
+  cut.tiles_of_head = divider(static_cast<uint32_t>(cut.tiles));
   cut.per_block = static_cast<int>(ceil_div(ceil_div(2 * d.K, cut.blocks), 4) * 4);
   return launch_clusters_early(step_kernel<Share, kBlocksOfSm, kStateFirst>, cut.blocks, d.N * d.Hk * cut.blocks, Share::kThreads,
                                sizeof(float) * StepSmem<Share>::kFloats, stream, call_of(p), cut);
@@ -57,7 +59,7 @@ const char* launch_tile(const StepParams& p, int tile, void* stream) {
     }
   }
   if (tile == 32) return launch_share<Share<state_t, kVFirst, kSteps, 32, kThreads>, 8>(p, stream);
-  return launch_share<Share<state_t, kVFirst, kSteps, 64, kThreads>, 6>(p, stream);
+  return launch_share<Share<state_t, kVFirst, kSteps, 64, kThreads>, kVFirst ? 5 : 6>(p, stream);
 }
 
 }  // namespace

@@ -10,6 +10,11 @@ namespace gdn::cuda::ptx {
 
 inline uint32_t cluster_rank() { return emulated::machine().current->block; }
 
+inline uint32_t cluster_id() {
+  const emulated::Machine& m = emulated::machine();
+  return static_cast<uint32_t>(m.first_block / m.cluster_blocks);
+}
+
 inline uint32_t map_shared(uint32_t smem, uint32_t rank) {
   return (smem & ((1u << emulated::kBlockShift) - 1)) | (rank + 1) << emulated::kBlockShift;
 }
