@@ -4,6 +4,7 @@
 Every row's calls alternate, so that ratios hold on a machine whose speed drifts; times are medians. `scale` is torch's
 `mul_` over the same bytes of state: the ceiling of a one-token step. `of peak` counts 7 flops per state element and
 token against a loop of independent FMAs on as many threads. The torch functions get their heads already repeated.
+`step` is gated_delta_step beside all that transformers does for it; its `scale` column is the rule alone.
 """
 
 import ctypes
@@ -118,6 +119,40 @@ def bench_decode(kernel, report, torch_recurrent):
                    1e3 * times["scale"], times["scale"] / times["ours"], "")
 
 
+def bench_step(kernel, report, qwen):
+    """gated_delta_step beside transformers' own code for the same work, and beside the rule alone (`scale` here)."""
+    q, k, v, g, beta = inputs(1, torch.bfloat16)
+    channels = 2 * q.numel() + v.numel()
+    mixed, weight = torch.randn(1, 1, channels).bfloat16(), torch.randn(channels, 4).bfloat16()
+    a, b = torch.randn(2, 1, 1, VALUE_HEADS).bfloat16()
+    A_log, dt_bias, out = torch.rand(VALUE_HEADS).log(), torch.rand(VALUE_HEADS), torch.empty_like(v)
+    norm = qwen.Qwen3_5RMSNormGated(HEAD_DIM, eps=1e-6).bfloat16()
+    states = [0.1 * torch.randn(1, VALUE_HEADS, HEAD_DIM, HEAD_DIM) for _ in range(2 * DECODE_STATES)]
+    windows = [torch.randn(1, channels, 4).bfloat16() for _ in range(DECODE_STATES)]
+    given = {"conv_weight": weight, "A_log": A_log, "dt_bias": dt_bias, "norm_weight": norm.weight, "eps": 1e-6}
+
+    def ours(repeat):
+        window, state = windows[repeat % DECODE_STATES], states[repeat % DECODE_STATES]
+        kernel.gated_delta_step(mixed, v, a, b, window, state, **given, num_key_heads=KEY_HEADS, out=out)
+
+    def rule(repeat):   # on states of its own: none of them is in a cache because of the other call
+        state = states[DECODE_STATES + repeat % DECODE_STATES]
+        kernel.gated_delta_rule(q, k, v, g, beta, state, use_qk_l2norm=True, out=out)
+
+    def eager(repeat):
+        y = qwen.causal_conv1d_update(mixed.transpose(1, 2), windows[0], weight, None, "silu").transpose(1, 2)
+        parts = y.split([q.numel(), k.numel(), v.numel()], -1)
+        query, key, value = (part.unflatten(-1, (-1, HEAD_DIM)) for part in parts)
+        decay = -A_log.exp() * torch.nn.functional.softplus(a.float() + dt_bias)
+        peer(qwen.torch_recurrent_gated_delta_rule, (query, key, value, decay, b.sigmoid()), states[0])(repeat)
+        norm(v.flatten(0, 2), v.flatten(0, 2))
+
+    times = interleaved({"rule": rule, "ours": ours}, 20 * DECODE_STATES)
+    times.update(interleaved({"eager": eager}, 2 * DECODE_STATES))
+    report.row("step", "float32", "K-first", 1e3 * times["ours"], 1e3 * times["eager"], times["eager"] / times["ours"],
+               "", "", 1e3 * times["rule"], times["rule"] / times["ours"], "")
+
+
 def bench_tokens(kernel, report, length, torch_recurrent, torch_chunk, loop):
     for dtype in (torch.float32, torch.bfloat16):
         arguments = inputs(length, dtype)
@@ -150,6 +185,7 @@ def main():
     kernel, loop = load_kernel(), fma_loop()
     with torch.inference_mode():
         bench_decode(kernel, report, recurrent)
+        bench_step(kernel, report, qwen)
         for length in (64, 512):
             bench_tokens(kernel, report, length, recurrent, chunk, loop)
     report.save()

@@ -10,6 +10,7 @@ import torch
 HERE = Path(__file__).resolve().parent
 ON_GPU = (
     "bench_gated_delta_rule.py",
+    "bench_gated_delta_step.py",
     "bench_modes.py",
     "bench_around_the_rule.py",
     "bench_serving.py",

@@ -219,6 +219,8 @@ class VerifyOp(RuleOp):
         counts = torch.full((rows,), tokens, device=device)
         kernel.fold_ring(pool, ring, slots=slots, ring_slots=ring_slots, num_accepted=counts)
         return out
+
+
 class TensorCoreOp(RuleOp):
     """The rule in a shape and a dtype that the chunk kernel takes: float16 stands in for float32."""
 
@@ -233,6 +235,77 @@ class TensorCoreOp(RuleOp):
 
     def bounds(self, dtype, pool_dtype):
         return super().bounds(torch.float16 if dtype == torch.float32 else dtype, pool_dtype)
+
+
+@functools.cache  # so that a captured or watched call copies nothing from the host
+def step_weights(shape, device, width=4, bias=False, dtype=torch.float32):
+    """The weights of gated_delta_step, by argument name."""
+    Hk, Hv, K, V = shape
+    C = 2 * Hk * K + Hv * V
+    sizes = {"conv_weight": (C, width), "conv_bias": (C,), "A_log": (Hv,), "dt_bias": (Hv,), "norm_weight": (V,)}
+    named = enumerate(sizes.items())
+    weights = {name: normal(*size, seed=40 + n, dtype=dtype, device=device) for n, (name, size) in named}
+    return weights if bias else {**weights, "conv_bias": None}
+
+
+def step_expectation(mixed, z, a, b, window, state, *, conv_weight, conv_bias, A_log, dt_bias, norm_weight, eps,
+                     num_key_heads, slots=None, allow_neg_eigval=False, **norm):  # fmt: skip
+    """(output, window, state) of gated_delta_step in float64; the convolution's output is rounded to mixed's dtype."""
+    (Hv, K, V), Hk, dtype = state.shape[1:], num_key_heads, mixed.dtype
+    out, window_after = torch.zeros(*mixed.shape[:2], Hv, V, dtype=torch.float64), oracle.wide(window)
+    rows = range(len(mixed)) if slots is None else slots.tolist()
+    y = torch.zeros(mixed.shape, dtype=dtype)
+    for n, slot in enumerate(rows):
+        if 0 <= slot < len(window):
+            x = mixed[n : n + 1].transpose(1, 2)
+            row, after = oracle.causal_conv1d(x, conv_weight, conv_bias, "silu", window[slot : slot + 1])
+            window_after[slot], y[n] = after[0].to(window.dtype).double(), row[0].t().to(dtype)
+    q, k, v = y.split([Hk * K, Hk * K, Hv * V], -1)
+    q, k, v = q.unflatten(-1, (Hk, K)), k.unflatten(-1, (Hk, K)), v.unflatten(-1, (Hv, V))
+    g, beta = oracle.gated_delta_gates(a, b, A_log, dt_bias, allow_neg_eigval=allow_neg_eigval)
+    o, state = oracle.gated_delta_rule_pooled(q, k, v, g, beta, state.cpu(), slots=slots, use_qk_l2norm=True)
+    out = oracle.rms_norm_gated(o, z, norm_weight, eps, **norm)
+    for n, slot in enumerate(rows):
+        if not 0 <= slot < len(window):
+            out[n] = 0.0
+    return out, window_after, state
+
+
+class StepOp(RuleOp):
+    """gated_delta_step on a pool of states; every call starts from the same windows."""
+
+    has_flags = False
+
+    def __init__(self):
+        super().__init__("recurrent")
+        self.name = "gated_delta_step"
+
+    def inputs(self, rows, tokens=1, dtype=torch.float32, seed=0):
+        Hk, Hv, K, V = self.shape
+        sizes = ((2 * Hk * K + Hv * V,), (Hv, V), (Hv,), (Hv,))
+        return tuple(normal(rows, tokens, *size, seed=seed + 60 + n, dtype=dtype) for n, size in enumerate(sizes))
+
+    @functools.cache
+    def windows(self, slots, device):
+        Hk, Hv, K, V = self.shape
+        return normal(slots, 2 * Hk * K + Hv * V, 3, seed=70, device=device)
+
+    def options(self, device):
+        return {**step_weights(self.shape, device), "num_key_heads": self.shape.Hk, "eps": 1e-6}
+
+    def call(self, kernel, inputs, pool, slots=None, **options):
+        window = self.windows(len(pool), pool.device).clone()
+        return kernel.gated_delta_step(*inputs, window, pool, slots=slots, **self.options(pool.device), **options)
+
+    def expect(self, inputs, pool, slots=None):
+        windows = self.windows(len(pool), "cpu")
+        out, _, state = step_expectation(*inputs, windows, pool, slots=slots, **self.options("cpu"))
+        return out, state
+
+    def bounds(self, dtype, pool_dtype):
+        out, state = super().bounds(dtype, pool_dtype)
+        # Where the float64 convolution rounds to another 16-bit neighbour than the float32 one, q, k or v differ by it.
+        return (3 * out, state) if dtype == torch.float32 else (3 * out, max(state, 1e-3))
 
 
 class ConvOp:
@@ -282,6 +355,7 @@ SLOT_OPS = (
     RuleOp("chunk"),
     TensorCoreOp(),
     VerifyOp(),
+    StepOp(),
     ConvOp("causal_conv1d"),
     ConvOp("causal_conv1d_update"),
 )

@@ -4,7 +4,17 @@
 import pytest
 import torch
 
-from .helpers import SMALL, TENSOR_CORES, Shape, assert_close, assert_same, normal, rule_inputs, rule_state
+from .helpers import (
+    SMALL,
+    TENSOR_CORES,
+    Shape,
+    assert_close,
+    assert_same,
+    normal,
+    rule_inputs,
+    rule_state,
+    step_weights,
+)
 
 NORM = {"use_qk_l2norm": True}
 HEADS = (2, 4, 32, 32)
@@ -147,6 +157,29 @@ def output_gate_call(device):
     return {"x": x, "gate": x + 1, "out": torch.empty_like(x)}
 
 
+def step_call(device, *, interleaved=False):
+    Hk, Hv, K, V = SMALL
+    C = 2 * Hk * K + Hv * V
+    return {
+        "mixed_qkv": normal(3, 2, C + interleaved * Hv * V, device=device),
+        "z": None if interleaved else normal(3, 2, Hv, V, device=device),
+        "a": None if interleaved else normal(3, 2, Hv, device=device),
+        "b": normal(3, 2, Hv + interleaved * Hv, device=device),
+        "conv_state": normal(5, C, 3, device=device),
+        "state": rule_state(5, device=device),
+        **step_weights(SMALL, device),
+        "out": torch.empty(3, 2, Hv, V, device=device),
+        "eps": 1e-6,
+        "scale": 0.5,
+        "num_key_heads": Hk,
+        "is_interleaved": interleaved,
+        "use_silu": True,
+        "norm_before_gate": True,
+        "allow_neg_eigval": False,
+        "slots": torch.tensor([4, -1, 0], device=device),
+    }
+
+
 CALLS = {
     "gated_delta_rule-pool": ("gated_delta_rule", rule_call, {}),
     "gated_delta_rule-padded": ("gated_delta_rule", rule_call, {"padded": True}),
@@ -167,6 +200,8 @@ CALLS = {
     "causal_conv1d-ragged": ("causal_conv1d", conv_call, {"ragged": True}),
     "causal_conv1d-documents": ("causal_conv1d", conv_call, {"documents": True}),
     "causal_conv1d_update": ("causal_conv1d_update", update_call, {}),
+    "gated_delta_step": ("gated_delta_step", step_call, {}),
+    "gated_delta_step-interleaved": ("gated_delta_step", step_call, {"interleaved": True}),
     "gated_delta_gates": ("gated_delta_gates", gates_call, {}),
     "rms_norm_gated": ("rms_norm_gated", norm_call, {}),
     "qk_norm_rope": ("qk_norm_rope", rope_call, {}),
@@ -175,6 +210,7 @@ CALLS = {
 WRITTEN = {
     "gated_delta_rule": {"state", "out", "checkpoints"},
     "gated_delta_verify": {"state", "ring", "states_out", "out"},
+    "gated_delta_step": {"conv_state", "state", "out"},
     "fold_ring": {"state"},
     "copy_slots": {"pool"},
     "zero_slots": {"pool"},
@@ -220,6 +256,21 @@ def test_every_op_is_covered_here(kernel):
     assert schemas == set(WRITTEN) == {op for op, *_ in CALLS.values()}
 
 
+class FusedStep(torch.nn.Module):
+    """The same step in one op."""
+
+    def __init__(self, kernel, device, slots=6):
+        super().__init__()
+        Hk, Hv, K, V = HEADS
+        self.kernel, self.weights = kernel, step_weights(Shape(*HEADS), device)
+        self.window = normal(slots, 2 * Hk * K + Hv * V, 3, seed=4, device=device)
+        self.state = rule_state(slots, Shape(*HEADS), device=device)
+
+    def forward(self, mixed, z, a, b, slots):
+        given = {**self.weights, "num_key_heads": HEADS[0], "eps": 1e-6, "slots": slots}
+        return self.kernel.gated_delta_step(mixed.transpose(1, 2), z, a, b, self.window, self.state, **given)
+
+
 class DecodeStep(torch.nn.Module):
     """What a layer does between its projections for one token, on pools updated in place."""
 
@@ -250,21 +301,22 @@ def decode_inputs(batch, device, seed=0):
     return *tensors, torch.tensor([5, -1, 0, 2, 3][:batch], device=device)
 
 
+@pytest.mark.parametrize("step", (DecodeStep, FusedStep))
 @pytest.mark.parametrize("backend", ("aot_eager", "inductor"))
-def test_compiled_decode_step(kernel, device, backend):
+def test_compiled_decode_step(kernel, device, backend, step):
     """fullgraph, static pools: the values and the change of both pools are those of the eager call"""
     torch._dynamo.reset()
-    eager, module = DecodeStep(kernel, device), DecodeStep(kernel, device)
+    eager, module = step(kernel, device), step(kernel, device)
     for pool in (module.state, module.window):
         torch._dynamo.mark_static_address(pool)
     compiled = torch.compile(module, fullgraph=True, backend=backend)
     with torch.no_grad():
-        for step in range(3):
-            inputs = decode_inputs(4, device, seed=10 * step)
+        for turn in range(3):
+            inputs = decode_inputs(4, device, seed=10 * turn)
             expected = eager(*inputs)
-            assert_same(compiled(*inputs), expected, f"output of step {step}")
-            assert_same(module.state, eager.state, f"state after step {step}")
-            assert_same(module.window, eager.window, f"window after step {step}")
+            assert_same(compiled(*inputs), expected, f"output of step {turn}")
+            assert_same(module.state, eager.state, f"state after step {turn}")
+            assert_same(module.window, eager.window, f"window after step {turn}")
 
 
 @pytest.mark.parametrize("backend", ("aot_eager", "inductor"))
@@ -283,10 +335,11 @@ def test_compiled_attention_pieces(kernel, device, backend):
     assert_close(compiled(projected, k), call(projected, k), 1e-6)
 
 
-def test_dynamic_batch_does_not_recompile(kernel, device):
+@pytest.mark.parametrize("step", (DecodeStep, FusedStep))
+def test_dynamic_batch_does_not_recompile(kernel, device, step):
     """One compilation serves every batch size"""
     torch._dynamo.reset()
-    eager, module = DecodeStep(kernel, device), DecodeStep(kernel, device)
+    eager, module = step(kernel, device), step(kernel, device)
     compilations = []
 
     def backend(graph, example_inputs):

@@ -82,6 +82,34 @@ def output_gate_arguments(device):
     return {"x": normal(2, 5, 4, 24, device=device), "gate": normal(2, 5, 4, 24, seed=1, device=device)}
 
 
+def step_arguments(device):
+    Hk, Hv, K, V = SHAPE
+    sizes = {"mixed_qkv": (3, 2, 2 * Hk * K + Hv * V), "z": (3, 2, Hv, V), "a": (3, 2, Hv), "b": (3, 2, Hv),
+             "conv_state": (8, 2 * Hk * K + Hv * V, 3), "conv_weight": (2 * Hk * K + Hv * V, 4),
+             "conv_bias": (2 * Hk * K + Hv * V,), "A_log": (Hv,), "dt_bias": (Hv,), "norm_weight": (V,)}  # fmt: skip
+    return {
+        **{name: normal(*size, seed=seed, device=device) for seed, (name, size) in enumerate(sizes.items())},
+        "state": rule_state(8, SHAPE, device=device),
+        "eps": 1e-6,
+        "num_key_heads": Hk,
+        "layout": "qkv",
+        "slots": torch.tensor([5, 0, 2], device=device),
+        "out": torch.full((3, 2, Hv, V), SENTINEL, device=device),
+    }
+
+
+def interleaved_step_arguments(device):
+    Hk, Hv, K, V = SHAPE
+    call = step_arguments(device)
+    projections = {
+        "mixed_qkv": normal(3, 2, 2 * Hk * K + 2 * Hv * V, device=device),
+        "z": None,
+        "a": None,
+        "b": normal(3, 2, 2 * Hv, device=device),
+    }
+    return {**call, "layout": "interleaved", **projections}
+
+
 def verify_arguments(device):
     return {
         **rule_inputs(1, 15, SHAPE, device=device)._asdict(),
@@ -252,6 +280,30 @@ OUTPUT_GATE = [
     ("x", double), ("x", integer), ("x", as_list), ("x gate", one_short(3)), ("x gate", flat), ("gate", double),
     ("gate", as_list), ("gate", one_short(0)), ("gate", one_short(3)), ("gate", flat), ("x", value(torch.zeros(()))),
 ]  # fmt: skip
+STEP = [
+    *(("mixed_qkv", fault) for fault in (flat, double, integer, as_list, one_short(2), one_more(2), extra_dim)),
+    ("mixed_qkv", lambda x: torch.cat([x] * 5, 1)), ("mixed_qkv z", one_short(0)), ("mixed_qkv z", one_short(1)),
+    *(("z", fault) for fault in (flat, double, as_list, one_short(1), one_short(2), one_short(3), value(None))),
+    *((name, fault) for name in ("a", "b") for fault in (flat, double, integer, as_list, one_short(2), one_more(1))),
+    ("a", value(None)), ("b", value(None)),
+    *(("conv_state", fault) for fault in (flat, double, as_list, one_short(1), one_short(2), one_more(1), overlapping)),
+    *(("state", fault) for fault in (flat, extra_dim, double, integer, as_list, scattered, overlapping)),
+    ("state mixed_qkv z", swapped), ("state num_key_heads", one_short(1)),
+    *(("conv_weight", fault) for fault in (flat, double, as_list, one_short(0), one_more(0), lambda x: x[:, :1])),
+    ("conv_weight conv_state", lambda x: x[:, :2]),
+    *(("conv_bias", fault) for fault in (double, as_list, one_short(0), extra_dim)),
+    *((name, fault) for name in ("A_log", "dt_bias", "norm_weight")
+      for fault in (double, as_list, one_short(0), one_more(0), extra_dim, value(None))),
+    ("eps", value("1e-6")), ("eps", value(torch.ones(()))),
+    *(("num_key_heads", value(bad)) for bad in (0, -2, 3, 2.0, True, "2")),
+    ("layout", value("packed")), ("activation", value("relu")), ("activation", value(None)),
+    *(("slots", fault) for fault in INDEX),
+    *(("out", fault) for fault in (flat, double, as_list, one_short(0), one_short(2), one_short(3), overlapping)),
+]  # fmt: skip
+INTERLEAVED_STEP = [
+    ("mixed_qkv", one_short(2)), ("b", one_short(2)), ("z", value(torch.zeros(3, 2, 4, 24))),
+    ("a", value(torch.zeros(3, 2, 4))), ("layout mixed_qkv z", value("qkv")),
+]  # fmt: skip
 FUNCTIONAL_FAULTS = [
     *VECTORS,
     *(("initial_state", fault) for fault in STATES),
@@ -294,6 +346,8 @@ CASES = [
         (("gated_delta_verify",), verify_arguments, VERIFY),
         (("gated_delta_verify",), table_arguments, TABLE),
         (("gated_delta_verify",), states_arguments, STATES_OUT),
+        (("gated_delta_step",), step_arguments, STEP),
+        (("gated_delta_step",), interleaved_step_arguments, INTERLEAVED_STEP),
         (("fold_ring",), fold_arguments, FOLD),
         (FUNCTIONAL, functional_arguments, FUNCTIONAL_FAULTS),
         (("causal_conv1d",), conv_arguments, CONV),
@@ -333,6 +387,8 @@ def test_the_valid_call_works(kernel, device, arguments):
     kernel.rms_norm_gated(**norm_arguments(device))
     kernel.qk_norm_rope(**rope_arguments(device))
     kernel.output_gate(**output_gate_arguments(device))
+    kernel.gated_delta_step(**step_arguments(device))
+    kernel.gated_delta_step(**interleaved_step_arguments(device))
     for name in FUNCTIONAL:
         getattr(kernel, name)(**functional_arguments(device))
 
@@ -359,6 +415,7 @@ ARGUMENTS = {
     "rms_norm_gated": norm_arguments,
     "qk_norm_rope": rope_arguments,
     "output_gate": output_gate_arguments,
+    "gated_delta_step": step_arguments,
 }
 FLOATS = [
     (op, name)
@@ -481,6 +538,8 @@ def test_output_over_an_input_raises(kernel, device):
     faulty = conv_arguments(device)
     for op, fault in (("causal_conv1d", faulty), ("causal_conv1d_update", faulty)):
         check_raises(kernel, op, ["out", "x"], {**fault, "out": fault["x"]})
+    faulty = step_arguments(device)
+    check_raises(kernel, "gated_delta_step", ["out", "z"], {**faulty, "out": faulty["z"]})
 
 
 def test_one_meta_tensor_raises(kernel, device):

@@ -6,7 +6,7 @@ import warnings
 import pytest
 import torch
 
-from .helpers import assert_close, normal, rule_inputs, rule_state
+from .helpers import StepOp, assert_close, normal, rule_inputs, rule_state
 
 
 def rule(kernel):
@@ -74,6 +74,12 @@ def conv_update(kernel):
     return kernel.causal_conv1d_update(normal(2, 12, 1), window, normal(12, 4, seed=2), normal(12, seed=3)), window
 
 
+def step(kernel):
+    op = StepOp()
+    pool = op.pool(3)
+    return op.call(kernel, op.inputs(3, 2), pool, torch.tensor([2, -1, 0])), pool
+
+
 def gates(kernel):
     return kernel.gated_delta_gates(normal(2, 5, 4), normal(2, 5, 4, seed=1), normal(4, seed=2), normal(4, seed=3))
 
@@ -104,6 +110,7 @@ CALLS = {
     "fused_recurrent_gated_delta_rule": functional("fused_recurrent_gated_delta_rule"),
     "causal_conv1d": conv,
     "causal_conv1d_update": conv_update,
+    "gated_delta_step": step,
     "gated_delta_gates": gates,
     "rms_norm_gated": norm,
     "qk_norm_rope": rope,

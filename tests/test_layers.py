@@ -114,6 +114,38 @@ def test_both_cache_interfaces_and_names(pair, kernel, device, keyword, as_dict)
             assert_same(forward(layer, piece, **{keyword: old}), expected)
 
 
+def test_cached_single_token_is_one_step(pair, kernel, device, monkeypatch):
+    """Prefill and recorded pasts take the ops, one token behind a cache the fused step, with their values"""
+    _, model = pair()
+    layer, calls = linear_layers(model)[0], []
+    forward, step = kernel.layers.Qwen3_5GatedDeltaNet.forward, kernel._layer.gated_delta_step
+
+    def counted(*args, **kwargs):
+        calls.append(1)
+        return step(*args, **kwargs)
+
+    monkeypatch.setattr(kernel._layer, "gated_delta_step", counted)
+    x = layer_input(9, device)
+
+    def run_pieces(lengths, recording=False):
+        cache = DynamicCache(config=model.config)
+        if recording:
+            cache.layers[0].activate_past_recording()
+        before = len(calls)
+        with torch.no_grad():
+            out = torch.cat([forward(layer, piece, cache=cache) for piece in x.split(lengths, 1)], 1)
+        return out, cache, len(calls) - before
+
+    whole, by_ops, count = run_pieces((5, 4))
+    assert count == 0
+    pieces, by_step, count = run_pieces((5, 1, 1, 1, 1))
+    assert count == 4
+    assert_close(pieces, whole, 1e-5)
+    assert_close(by_step.get_recurrent_state(0), by_ops.get_recurrent_state(0), 1e-5, "state")
+    assert_close(by_step.get_conv_state(0), by_ops.get_conv_state(0), 1e-5, "window")
+    assert run_pieces((5, 4))[2] == run_pieces((5, 1, 3), recording=True)[2] == 0
+
+
 class OffloadHook:
     """What accelerate attaches to a module whose weights wait elsewhere: they are there only between these two."""
 

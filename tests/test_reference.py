@@ -11,10 +11,12 @@ from .helpers import (
     DTYPES,
     SMALL,
     Shape,
+    StepOp,
     assert_close,
     assert_rule,
     assert_same,
     assert_zero,
+    move,
     normal,
     rule_inputs,
     rule_state,
@@ -33,6 +35,7 @@ OPS = (
     "rms_norm_gated",
     "qk_norm_rope",
     "output_gate",
+    "gated_delta_step",
 )
 
 
@@ -113,6 +116,11 @@ def test_op_agrees_with_the_reference(kernel, reference, device, dtype):
         kernel.gated_delta_gates(a, a, heads, heads), reference.gated_delta_gates(a, a, heads, heads)
     ):
         assert_close(mine, theirs, 1e-6)
+    op = StepOp()
+    step, pools = move(op.inputs(3, 2, dtype), device), [op.pool(3).to(device, copy=True) for _ in range(2)]
+    outs = [op.call(module, step, pool) for module, pool in zip((kernel, reference), pools)]
+    assert_close(*outs, 4 * bound, "step")
+    assert_close(*pools, 1e-6 if dtype == torch.float32 else 1e-3, "state of the step")
     args = (x.v, x.v, normal(32, device=device), 1e-6)
     assert_close(kernel.rms_norm_gated(*args), reference.rms_norm_gated(*args), 2 * bound)
 

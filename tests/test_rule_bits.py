@@ -16,6 +16,7 @@ from .helpers import (
     TENSOR_CORES,
     Inputs,
     Shape,
+    StepOp,
     assert_same,
     normal,
     rule_inputs,
@@ -373,6 +374,9 @@ def digest_of_every_op(kernel):
         weight = normal(37, 4, seed=2, dtype=dtype)
         results += [kernel.causal_conv1d(signal, weight, None, "silu", conv_state=window), window.clone()]
         results += [kernel.causal_conv1d_update(signal[..., :1], window, weight, None, "silu"), window]
+        op = StepOp()
+        pool = op.pool(2, dtype)
+        results += [op.call(kernel, op.inputs(2, 3, dtype), pool), pool]
         a, z = normal(2, 5, 37, dtype=dtype), normal(2, 5, 3, 100, seed=4, dtype=dtype)
         results += kernel.gated_delta_gates(a, -a, a[0, 0], a[0, 1])
         results.append(kernel.rms_norm_gated(z, -z, z[0, 0, 0], 1e-6))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from .conftest import ROOT
-from .helpers import assert_same, normal, rule_inputs, rule_state
+from .helpers import StepOp, assert_same, move, normal, rule_inputs, rule_state
 
 
 @pytest.fixture
@@ -107,7 +107,9 @@ def test_pools_and_windows_are_checked(checked, device):
     with pytest.raises(ValueError, match="dst must not name slot 2"):
         checked.copy_slots(pool, other, other.flip(0))
     checked.copy_slots(pool, same, other + 1)
+    step = StepOp()
     for call in (
+        lambda: step.call(checked, move(step.inputs(2), device), step.pool(4).to(device), same),
         lambda: checked.causal_conv1d(x, weight, conv_state=window, slots=same),
         lambda: checked.causal_conv1d_update(x, window, weight, slots=same),
         lambda: checked.conv_state_write(x, window, slots=same, num_accepted=other),

@@ -30,6 +30,10 @@ CHANGES = (
      "char* const smem_bytes = static_cast<char*>(emulated::shared_memory());"),
     ("csrc/cuda/fold_ring.cu", "extern __shared__ float4 smem[];",
      "float4* const smem = static_cast<float4*>(emulated::shared_memory());"),
+    ("csrc/cuda/step/kernel.cuh", "extern __shared__ float4 smem_words[];",
+     "float4* const smem_words = static_cast<float4*>(emulated::shared_memory());"),
+    ("csrc/cuda/step/any.cuh", "extern __shared__ float4 smem_words[];",
+     "float4* const smem_words = static_cast<float4*>(emulated::shared_memory());"),
     ("csrc/cuda/chunk_sm90/kernel.cuh", "extern __shared__ __align__(1024) char smem_bytes[];",
      "char* const smem_bytes = static_cast<char*>(emulated::shared_memory());"),
 )  # fmt: skip

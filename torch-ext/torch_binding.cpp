@@ -17,6 +17,11 @@ STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
       "gated_delta_verify(Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? beta, Tensor(a!) state, Tensor(b!)? ring, "
       "Tensor(c!)? states_out, Tensor(d!) out, float scale, bool use_qk_l2norm, bool gate_is_linear, Tensor? cu_seqlens, "
       "Tensor? slots, Tensor? ring_slots, Tensor? state_table, Tensor? num_accepted) -> ()");
+  ops.def(
+      "gated_delta_step(Tensor mixed_qkv, Tensor? z, Tensor? a, Tensor b, Tensor(a!) conv_state, Tensor(b!) state, "
+      "Tensor conv_weight, Tensor? conv_bias, Tensor A_log, Tensor dt_bias, Tensor norm_weight, Tensor(c!) out, float eps, "
+      "float scale, int num_key_heads, bool is_interleaved, bool use_silu, bool norm_before_gate, bool allow_neg_eigval, "
+      "Tensor? slots) -> ()");
   ops.def("fold_ring(Tensor(a!) state, Tensor ring, Tensor slots, Tensor ring_slots, Tensor num_accepted) -> ()");
   ops.def("copy_slots(Tensor(a!) pool, Tensor src, Tensor dst) -> ()");
   ops.def("zero_slots(Tensor(a!) pool, Tensor slots) -> ()");
@@ -47,6 +52,7 @@ namespace {
 void register_ops(torch::stable::detail::StableLibrary& ops) {
   ops.impl("gated_delta_rule", TORCH_BOX(&gdn::api::gated_delta_rule));
   ops.impl("gated_delta_verify", TORCH_BOX(&gdn::api::gated_delta_verify));
+  ops.impl("gated_delta_step", TORCH_BOX(&gdn::api::gated_delta_step));
   ops.impl("fold_ring", TORCH_BOX(&gdn::api::fold_ring));
   ops.impl("copy_slots", TORCH_BOX(&gdn::api::copy_slots));
   ops.impl("zero_slots", TORCH_BOX(&gdn::api::zero_slots));

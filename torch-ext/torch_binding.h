@@ -24,6 +24,11 @@ void gated_delta_verify(Tensor q, Tensor k, Tensor v, OptionalTensor g, Optional
                         bool gate_is_linear, OptionalTensor cu_seqlens, OptionalTensor slots, OptionalTensor ring_slots,
                         OptionalTensor state_table, OptionalTensor num_accepted);
 
+void gated_delta_step(Tensor mixed_qkv, OptionalTensor z, OptionalTensor a, Tensor b, Tensor conv_state, Tensor state,
+                      Tensor conv_weight, OptionalTensor conv_bias, Tensor A_log, Tensor dt_bias, Tensor norm_weight,
+                      Tensor out, double eps, double scale, int64_t num_key_heads, bool is_interleaved, bool use_silu,
+                      bool norm_before_gate, bool allow_neg_eigval, OptionalTensor slots);
+
 void fold_ring(Tensor state, Tensor ring, Tensor slots, Tensor ring_slots, Tensor num_accepted);
 
 void copy_slots(Tensor pool, Tensor src, Tensor dst);

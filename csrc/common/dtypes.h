@@ -93,6 +93,12 @@ GDN_INLINE void store_float(void* data, DType dtype, int64_t idx, float x) {
   }
 }
 
+// What is left of x where a tensor of this dtype passes it on.
+GDN_INLINE float rounded_to(float x, DType dtype) {
+  if (dtype == DType::kFloat32) return x;
+  return dtype == DType::kBFloat16 ? to_float(from_float<bf16_t>(x)) : to_float(from_float<fp16_t>(x));
+}
+
 // The stored bits of an element that load_float would widen, and the widening: apart, so that a kernel can have many loads
 // in flight before it touches the first value.
 GDN_INLINE uint32_t load_bits(const void* data, DType dtype, int64_t idx) {

@@ -76,6 +76,12 @@ GDN_INLINE float open_output(float x, float gate) {
 // on for the first half of the R that are rotated, the one R/2 before for the second.
 GDN_INLINE float rotate(float y, float turned, float cos, float sin) { return fma(turned, sin, mul(y, cos)); }
 
+// Factor of the norm over `size` elements, and what becomes of one of them: x is the element that the sum of squares took.
+GDN_INLINE float rms_factor(float sum_of_squares, float size, float eps) {
+  return div(1.0f, sqrt(add(div(sum_of_squares, size), eps)));
+}
+GDN_INLINE float normed(float x, float factor, float weight) { return mul(mul(x, factor), weight); }
+
 GDN_INLINE float activate_gate(float z, bool use_silu) { return use_silu ? silu(z) : sigmoid(z); }
 
 }  // namespace gdn

@@ -197,4 +197,31 @@ struct OutputGateParams {
   View x, gate, out;             // [B, T, H, D]
 };
 
+constexpr int64_t kMaxStepTokens = 8;
+
+// A layer between its projections, for the T tokens of N = B sequences: convolution, gates, rule, gated norm.
+struct StepParams {
+  Dims dims;                     // T is 0 to kMaxStepTokens
+  View q, k;                     // [B, T, Hk, K] before the convolution, of the projection's dtype
+  GroupedView v, z, out;         // [B, T, Hk, group, V]; v before the convolution, z before the gate's activation
+  GroupedView a, b;              // [B, T, Hk, group]
+  int64_t width, window;         // taps, 2 to 4; columns of conv_state, width - 1 or width, oldest first
+  View conv_weight, conv_bias;   // [C, width], [C]; channels are q | k | v, whatever the projection's order; no bias: 0
+  View conv_state;               // [pool, C, window], in place
+  View state;                    // [pool, Hv, K, V], in place
+  int64_t pool;                  // slots that both have
+  IndexView slots;               // [N]
+  View A_log, dt_bias;           // [Hv]
+  View norm_weight;              // [V]
+  float eps, scale;
+  bool use_silu;                 // of the gate, else sigmoid
+  bool norm_before_gate, allow_neg_eigval;
+
+  GDN_INLINE int64_t group() const { return dims.Hv / dims.Hk; }
+  // First channel of a head.
+  GDN_INLINE int64_t q_channel(int64_t hk) const { return hk * dims.K; }
+  GDN_INLINE int64_t k_channel(int64_t hk) const { return (dims.Hk + hk) * dims.K; }
+  GDN_INLINE int64_t v_channel(int64_t h) const { return 2 * dims.Hk * dims.K + h * dims.V; }
+};
+
 }  // namespace gdn

@@ -67,6 +67,22 @@ struct View {
   }
   GDN_INLINE float load(int64_t element_offset) const { return load_float(data, dtype, element_offset); }
   GDN_INLINE void store(int64_t element_offset, float x) const { store_float(data, dtype, element_offset, x); }
+  // The same strides from another element on.
+  GDN_INLINE View from(int64_t element_offset) const {
+    View view = *this;
+    if (given()) view.data = static_cast<char*>(data) + element_offset * dtype_size(dtype);
+    return view;
+  }
+};
+
+// Value heads by key head and their number in its group, where the two need not follow one stride: [B, T, Hk, group, D].
+struct GroupedView {
+  View view;          // strides of B, T, Hk, D
+  int64_t member;     // of the group
+
+  GDN_INLINE int64_t offset(int64_t b, int64_t t, int64_t hk, int64_t m, int64_t d = 0) const {
+    return view.offset(b, t, hk, d) + m * member;
+  }
 };
 
 // Where sequence n lies in [B, T]: batch row, first token, number of tokens.

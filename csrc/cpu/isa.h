@@ -25,6 +25,7 @@ struct Kernels {
   void (*rms_norm_gated)(const NormParams& params, int64_t begin, int64_t end);
   void (*qk_norm_rope)(const RopeParams& params, int64_t begin, int64_t end);
   void (*output_gate)(const OutputGateParams& params, int64_t begin, int64_t end);
+  void (*gated_delta_step)(const StepParams& params, int64_t begin, int64_t end);
 };
 
 extern const Kernels kBaselineKernels;

@@ -12,6 +12,7 @@ using ParallelFor = void (*)(int64_t begin, int64_t end, int64_t grain,
                              void (*body)(int64_t begin, int64_t end, void* context), void* context);
 
 void gated_delta_rule(const RuleParams& params, ParallelFor parallel_for);
+void gated_delta_step(const StepParams& params, ParallelFor parallel_for);
 void gated_delta_verify(const VerifyParams& params, ParallelFor parallel_for);
 void fold_ring(const FoldParams& params, ParallelFor parallel_for);
 void move_slots(const PoolParams& params, ParallelFor parallel_for);

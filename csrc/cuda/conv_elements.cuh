@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "../common/conv.h"
 #include "../common/gates.h"
 #include "../common/params.h"
 #include "tile/pack.cuh"
@@ -12,7 +13,7 @@
 namespace gdn::cuda {
 
 constexpr int kThreads = 128;
-constexpr int kWidth = 4;   // taps of every vectorised path, and the most there can be
+constexpr int kWidth = kMaxTaps;   // taps of every vectorised path, and the most there can be
 
 // How a launch is cut. The first head_blocks blocks own one (sequence, channel) per thread, see sequence_head.
 struct Tiles {
@@ -106,7 +107,7 @@ GDN_INLINE void write_token(const ConvParams& p, int64_t b, int64_t c, int64_t t
 
 // What touches a window: the first head_outputs outputs of sequence n, channel c, and the window after its last token.
 // The body reads no window, so the one thread that reads this window is the one that rewrites it: no order between
-// blocks is needed. past[j] holds the input at position j - 4 before the current token.
+// blocks is needed.
 GDN_INLINE void sequence_head(const ConvParams& p, int64_t n, int64_t c, int64_t head_outputs) {
   const Span span = sequence_span(p.cu_seqlens, n, p.T);
   const int64_t slot = slot_of_row(p.slots, n, p.pool);
@@ -118,37 +119,28 @@ GDN_INLINE void sequence_head(const ConvParams& p, int64_t n, int64_t c, int64_t
     return;
   }
   const bool has_past = p.has_initial_state.at(n);
-  const float bias = p.bias.given() ? p.bias.load(p.bias.offset(c)) : 0.0f;
-  float past[kWidth], weight[kWidth];   // both right-aligned
+  ConvTaps taps;
+  taps.bias = p.bias.given() ? p.bias.load(p.bias.offset(c)) : 0.0f;
 #pragma unroll
   for (int j = 0; j < kWidth; ++j) {
     const int column = j - (kWidth - window), k = j - (kWidth - width);
-    past[j] = has_past && column >= 0 ? p.conv_state.load(p.conv_state.offset(slot, c, column)) : 0.0f;
-    weight[j] = k >= 0 ? p.weight.load(p.weight.offset(c, k)) : 0.0f;
+    taps.past[j] = has_past && column >= 0 ? p.conv_state.load(p.conv_state.offset(slot, c, column)) : 0.0f;
+    taps.weight[j] = k >= 0 ? p.weight.load(p.weight.offset(c, k)) : 0.0f;
   }
   for (int64_t t = 0; t < num_outputs; ++t) {
-#pragma unroll
-    for (int j = 0; j + 1 < kWidth; ++j) past[j] = past[j + 1];
-    past[kWidth - 1] = p.x.load(gmem_x + t * p.x.stride[2]);
-    float acc = bias;
-#pragma unroll
-    for (int j = 0; j < kWidth; ++j) {
-      if (j >= kWidth - width) acc = fma(weight[j], past[j], acc);
-    }
+    const float acc = taps.push(p.x.load(gmem_x + t * p.x.stride[2]), width);
     p.out.store(gmem_out + t * p.out.stride[2], p.use_silu ? silu(acc) : acc);
   }
   const bool stays = span.length == 0 && has_past;
   if (!p.write_state || stays) return;
   int64_t t = span.length - window;   // what the window takes from beyond the outputs above
   for (t = t < num_outputs ? num_outputs : t; t < span.length; ++t) {
-#pragma unroll
-    for (int j = 0; j + 1 < kWidth; ++j) past[j] = past[j + 1];
-    past[kWidth - 1] = p.x.load(gmem_x + t * p.x.stride[2]);
+    taps.push(p.x.load(gmem_x + t * p.x.stride[2]), width);
   }
 #pragma unroll
   for (int j = 0; j < kWidth; ++j) {
     const int column = j - (kWidth - window);
-    if (column >= 0) p.conv_state.store(p.conv_state.offset(slot, c, column), past[j]);
+    if (column >= 0) p.conv_state.store(p.conv_state.offset(slot, c, column), taps.past[j]);
   }
 }
 

@@ -58,6 +58,9 @@ inline bool overlaps_launches() {
   return has_driver && device_attribute<cudaDevAttrComputeCapabilityMajor>(0) >= 9;
 }
 
+// Whether blocks can be launched in clusters.
+inline bool has_clusters() { return device_attribute<cudaDevAttrComputeCapabilityMajor>(0) >= 9; }
+
 enum class Starts { kInOrder, kEarly };
 
 template <class... Params, class... Args>
@@ -76,6 +79,7 @@ const char* launch_as(Starts starts, void (*kernel)(Params...), int cluster_bloc
   config.stream = static_cast<cudaStream_t>(stream);
   cudaLaunchAttribute attributes[2] = {};
   config.attrs = attributes;
+  if (cluster_blocks > 8) cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
   if (cluster_blocks > 1) {
     cudaLaunchAttribute& cluster = attributes[config.numAttrs++];
     cluster.id = cudaLaunchAttributeClusterDimension;
@@ -102,6 +106,14 @@ template <class... Params, class... Args>
 const char* launch_clusters(void (*kernel)(Params...), int cluster_blocks, int64_t num_blocks, int threads,
                             size_t shared_bytes, void* stream, Args&&... args) {
   return launch_as(Starts::kInOrder, kernel, cluster_blocks, num_blocks, threads, shared_bytes, stream,
+                   std::forward<Args>(args)...);
+}
+
+// The same, early: as launch_early below.
+template <class... Params, class... Args>
+const char* launch_clusters_early(void (*kernel)(Params...), int cluster_blocks, int64_t num_blocks, int threads,
+                                  size_t shared_bytes, void* stream, Args&&... args) {
+  return launch_as(Starts::kEarly, kernel, cluster_blocks, num_blocks, threads, shared_bytes, stream,
                    std::forward<Args>(args)...);
 }
 

@@ -45,8 +45,7 @@ __device__ __forceinline__ float sum_over_lanes(float partial) {
 }
 
 __device__ __forceinline__ float norm_factor(const NormParams& p, float sum_of_squares) {
-  const float mean = div(sum_of_squares, static_cast<float>(p.group_size));
-  return div(1.0f, sqrt(add(mean, p.eps)));
+  return rms_factor(sum_of_squares, static_cast<float>(p.group_size), p.eps);
 }
 
 // Any strides, dtypes and group size.
@@ -70,8 +69,8 @@ __global__ void __launch_bounds__(kThreads) norm_any(const __grid_constant__ Nor
       const float x = p.x.load(at.x + i * p.x.stride[3]);
       const float gate = activate_gate(p.z.load(at.z + i * p.z.stride[3]), p.use_silu);
       const float weight = p.weight.load(p.weight.offset(at.weight + i));
-      const float normed = mul(mul(p.norm_before_gate ? x : mul(x, gate), factor), weight);
-      p.out.store(at.out + i * p.out.stride[3], p.norm_before_gate ? mul(normed, gate) : normed);
+      const float out = normed(p.norm_before_gate ? x : mul(x, gate), factor, weight);
+      p.out.store(at.out + i * p.out.stride[3], p.norm_before_gate ? mul(out, gate) : out);
     }
   }
 }
@@ -150,7 +149,7 @@ norm_vectors(const __grid_constant__ NormParams p, int64_t num_groups, int64_t n
       float out[kOwned];
 #pragma unroll
       for (int e = 0; e < kOwned; ++e) {
-        out[e] = mul(mul(x[j][e], factor), weight[j][e]);
+        out[e] = normed(x[j][e], factor, weight[j][e]);
         if (kNormBeforeGate) out[e] = mul(out[e], gate[j][e]);
       }
       store_pack<io_t, kOwned>(gmem_out + i, out);

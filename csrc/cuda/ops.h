@@ -10,6 +10,7 @@ namespace gdn::cuda {
 const char* gated_delta_rule(const RuleParams& params, void* stream);
 // Bytes of params.workspace that this call needs; known from shapes, dtypes, strides and mode.
 int64_t gated_delta_rule_workspace(const RuleParams& params);
+const char* gated_delta_step(const StepParams& params, void* stream);
 const char* gated_delta_verify(const VerifyParams& params, void* stream);
 const char* fold_ring(const FoldParams& params, void* stream);
 const char* move_slots(const PoolParams& params, void* stream);

@@ -115,6 +115,7 @@ inline int num_multiprocessors() {
 }
 
 inline bool is_hopper() { return true; }
+inline bool has_clusters() { return true; }
 
 template <class... Params, class... Args>
 const char* launch_clusters(void (*kernel)(Params...), int cluster_blocks, int64_t num_blocks, int threads,
@@ -135,6 +136,12 @@ const char* launch_clusters(void (*kernel)(Params...), int cluster_blocks, int64
     emulated::run_cluster(m, threads);
   }
   return nullptr;
+}
+
+template <class... Params, class... Args>
+const char* launch_clusters_early(void (*kernel)(Params...), int cluster_blocks, int64_t num_blocks, int threads,
+                                  size_t shared_bytes, void* stream, Args&&... args) {
+  return launch_clusters(kernel, cluster_blocks, num_blocks, threads, shared_bytes, stream, args...);
 }
 
 template <class... Params, class... Args>

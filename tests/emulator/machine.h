@@ -47,6 +47,7 @@ struct Thread {
   Waits waits = Waits::kDone;
   void* argument = nullptr;     // of the warp's collective, and what it does with those of all lanes
   void (*collective)(void**) = nullptr;
+  uint64_t cluster_over = 0;    // meetings of the cluster when this thread arrived at one
   std::vector<Product> open_products;
   std::vector<std::vector<Product>> products;              // committed groups, oldest first
   std::vector<std::function<void()>> open_copies;
@@ -135,6 +136,23 @@ inline void meet(int id, int count) {
     meeting.arrived = 0;
     ++meeting.over;
   }
+  wait_until([&] { return meeting.over != over; });
+}
+
+// The cluster's barrier in two halves.
+inline void arrive_at_cluster() {
+  Machine& m = machine();
+  Meeting& meeting = m.meetings[~0u];
+  m.current->cluster_over = meeting.over;
+  ++m.progress;
+  if (++meeting.arrived == m.cluster_blocks * static_cast<int>(m.block_dim.x)) {
+    meeting.arrived = 0;
+    ++meeting.over;
+  }
+}
+inline void wait_for_cluster() {
+  const Meeting& meeting = machine().meetings[~0u];
+  const uint64_t over = machine().current->cluster_over;
   wait_until([&] { return meeting.over != over; });
 }
 

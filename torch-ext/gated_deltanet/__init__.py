@@ -17,9 +17,11 @@ from .norm import rms_norm_gated
 from .pool import cast_state, copy_slots, zero_slots
 from .rule import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule, gated_delta_rule, new_state
 from .speculative import fold_ring, gated_delta_verify, new_ring, ring_record_elements
+from .step import gated_delta_step
 
 __all__ = [
     "gated_delta_rule",
+    "gated_delta_step",
     "new_state",
     "chunk_gated_delta_rule",
     "fused_recurrent_gated_delta_rule",

@@ -13,6 +13,7 @@ from .conv import causal_conv1d, causal_conv1d_update
 from .gates import gated_delta_gates
 from .norm import rms_norm_gated
 from .rule import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule, gated_delta_rule
+from .step import gated_delta_step
 
 MAX_UPDATE_TOKENS = 8  # of causal_conv1d_update
 
@@ -30,6 +31,53 @@ def gated_deltanet(layer, hidden_states, cache, attention_mask, kwargs):
         "Qwen3_5GatedDeltaNet", hidden_states, conv_state, recurrent_state, *layer.parameters()
     )
 
+    if not track and _is_decode(layer, hidden_states, cache, conv_state, recurrent_state, cu_seqlens):
+        o = _step(layer, hidden_states, conv_state, recurrent_state)
+        cache.update_recurrent_state(recurrent_state, layer.layer_idx)
+    else:
+        o = _tokens(layer, hidden_states, cache, conv_state, recurrent_state, cu_seqlens, track)
+    output = layer.out_proj(o.flatten(-2))
+    for module, hook in reversed(fired):
+        hook.post_forward(module, ())
+    return output
+
+
+def _is_decode(layer, hidden_states, cache, conv_state, recurrent_state, cu_seqlens):
+    """Whether this is one token a row behind memories that gated_delta_step can move on where they are."""
+    return (
+        hidden_states.shape[1] == 1
+        and cu_seqlens is None
+        and conv_state is not None
+        and recurrent_state is not None
+        and conv_state.shape[-1] == layer.conv_kernel_size
+        and layer.activation in ("silu", "swish")
+        and not _is_recording(cache, layer.layer_idx)
+    )
+
+
+def _step(layer, hidden_states, conv_state, recurrent_state):
+    """Everything between the projections of one token in one launch."""
+    z = layer.in_proj_z(hidden_states).unflatten(-1, (layer.num_v_heads, layer.head_v_dim))
+    return gated_delta_step(
+        layer.in_proj_qkv(hidden_states),
+        z,
+        layer.in_proj_a(hidden_states),
+        layer.in_proj_b(hidden_states),
+        conv_state,
+        recurrent_state,
+        conv_weight=layer.conv1d.weight.squeeze(1),
+        conv_bias=layer.conv1d.bias,
+        A_log=layer.A_log,
+        dt_bias=layer.dt_bias,
+        norm_weight=layer.norm.weight,
+        eps=layer.norm.variance_epsilon,
+        num_key_heads=layer.num_k_heads,
+        activation=getattr(layer.norm, "activation", "silu"),
+    )
+
+
+def _tokens(layer, hidden_states, cache, conv_state, recurrent_state, cu_seqlens, track):
+    """Everything between the projections of any tokens, the ops one after the other."""
     mixed = _convolve(layer, layer.in_proj_qkv(hidden_states), cache, conv_state, cu_seqlens, track)
     q, k, v = torch.split(mixed, [layer.key_dim, layer.key_dim, layer.value_dim], dim=-1)
     q = q.unflatten(-1, (layer.num_k_heads, layer.head_k_dim))
@@ -58,11 +106,7 @@ def gated_deltanet(layer, hidden_states, cache, attention_mask, kwargs):
         cache.update_recurrent_state(state, layer.layer_idx)
 
     z = layer.in_proj_z(hidden_states).unflatten(-1, (layer.num_v_heads, layer.head_v_dim))
-    o = _norm(layer.norm, o, z, track)
-    output = layer.out_proj(o.flatten(-2))
-    for module, hook in reversed(fired):
-        hook.post_forward(module, ())
-    return output
+    return _norm(layer.norm, o, z, track)
 
 
 def delta_rule(slot, inputs, initial_state, output_final_state, use_qk_l2norm, kwargs):

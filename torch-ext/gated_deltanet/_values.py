@@ -137,6 +137,14 @@ def check_verify(
             _require(alone, f"{op}: slots must be distinct where a row is longer than the ring, {slot} is named twice")
 
 
+def check_step(mixed_qkv, conv_state, state, slots):
+    """gated_delta_step: the slots that are written."""
+    if _skips(mixed_qkv):
+        return
+    pool = min(conv_state.shape[0], state.shape[0])
+    _distinct("gated_delta_step", "slots", _live(_slot_list(slots, mixed_qkv.shape[0]), pool))
+
+
 def check_fold(state, ring, slots, ring_slots, num_accepted):
     """fold_ring: the slots that are written."""
     if _skips(state):

@@ -153,6 +153,48 @@ def gated_delta_verify(
     return _result(o.to(q.dtype), out)
 
 
+def gated_delta_step(
+    mixed_qkv,
+    z,
+    a,
+    b,
+    conv_state,
+    state,
+    *,
+    conv_weight,
+    conv_bias=None,
+    A_log,
+    dt_bias,
+    norm_weight,
+    eps,
+    num_key_heads,
+    layout="qkv",
+    activation="silu",
+    norm_before_gate=True,
+    allow_neg_eigval=False,
+    slots=None,
+    out=None,
+):
+    _require(layout in ("qkv", "interleaved"), f"layout must be qkv or interleaved, got {layout!r}")
+    Hv, K, V = state.shape[1:]
+    Hk, group = num_key_heads, Hv // num_key_heads
+    if layout == "interleaved":
+        _require(z is None and a is None, "z and a must be None with layout interleaved")
+        q, k, v, z = mixed_qkv.unflatten(-1, (Hk, -1)).split([K, K, group * V, group * V], -1)
+        mixed_qkv = torch.cat([x.flatten(2) for x in (q, k, v)], -1)
+        b, a = (x.flatten(2) for x in b.unflatten(-1, (Hk, -1)).split([group, group], -1))
+        z = z.flatten(2).unflatten(-1, (Hv, V))
+    pool = min(conv_state.shape[0], state.shape[0])  # a slot that one of them lacks is padding for both
+    x = mixed_qkv.transpose(1, 2)
+    mixed = causal_conv1d_update(x, conv_state[:pool], conv_weight, conv_bias, "silu", slots=slots).transpose(1, 2)
+    q, k, v = mixed.to(_wide(mixed, state)).split([Hk * K, Hk * K, Hv * V], -1)  # o is not rounded before the norm
+    q, k, v = q.unflatten(-1, (Hk, K)), k.unflatten(-1, (Hk, K)), v.unflatten(-1, (Hv, V))
+    g, beta = gated_delta_gates(a, b, A_log, dt_bias, allow_neg_eigval=allow_neg_eigval)
+    o = gated_delta_rule(q, k, v, g, beta, state[:pool], use_qk_l2norm=True, slots=slots)
+    y = rms_norm_gated(o, z, norm_weight, eps, activation=activation, norm_before_gate=norm_before_gate)
+    return y.to(mixed_qkv.dtype) if out is None else _result(y, out)
+
+
 def fold_ring(state, ring, *, slots, ring_slots, num_accepted):
     Hv, K, V = state.shape[1:]
     group = Hv // ring.shape[1]

@@ -60,10 +60,35 @@ inline void add_tap(float* __restrict__ row, const float* input, float tap, int6
   for (int64_t i = 0; i < count; ++i) row[i] = fma(tap, input[i], row[i]);
 }
 
-// Window column j of a block of channels.
-inline void load_window(const ConvParams& p, const ConvUnit& u, int64_t column, float* row) {
-  if (!u.reads_window) return fill_row(row, u.channels, 0.0f);
-  load_row(p.conv_state, p.conv_state.offset(u.slot, u.channel, column), p.conv_state.stride[1], u.channels, row);
+// Columns of the rows [row, row + count) of a matrix [rows, columns], at most kHistory of them: window or weights of a block
+// of channels. Rows that lie side by side are widened as they lie.
+inline bool is_dense(const View& matrix, int row_dim, int64_t columns) {
+  return matrix.stride[row_dim + 1] == 1 && matrix.stride[row_dim] == columns && columns >= 3;
+}
+inline void load_columns(const View& matrix, int row_dim, int64_t offset, int64_t columns, int64_t count, float* const* to) {
+  if (!is_dense(matrix, row_dim, columns)) {
+    for (int64_t j = 0; j < columns; ++j) {
+      load_row(matrix, offset + j * matrix.stride[row_dim + 1], matrix.stride[row_dim], count, to[j]);
+    }
+    return;
+  }
+  alignas(64) float rows[kHistory * kChannelBlock];
+  load_row(matrix, offset, 1, columns * count, rows);
+  if (columns == 4) split_columns(rows, count, to[0], to[1], to[2], to[3]);
+  else split_columns(rows, count, to[0], to[1], to[2]);
+}
+inline void store_columns(const View& matrix, int row_dim, int64_t offset, int64_t columns, int64_t count,
+                          const float* const* from) {
+  if (!is_dense(matrix, row_dim, columns)) {
+    for (int64_t j = 0; j < columns; ++j) {
+      store_row(matrix, offset + j * matrix.stride[row_dim + 1], matrix.stride[row_dim], count, from[j]);
+    }
+    return;
+  }
+  alignas(64) float rows[kHistory * kChannelBlock];
+  if (columns == 4) join_columns(rows, count, from[0], from[1], from[2], from[3]);
+  else join_columns(rows, count, from[0], from[1], from[2]);
+  store_row(matrix, offset, 1, columns * count, rows);
 }
 
 inline void zero_conv_outputs(const ConvParams& p, const ConvUnit& u) {
@@ -81,15 +106,22 @@ inline void conv_by_channel(const ConvParams& p, const ConvUnit& u) {
   alignas(64) float ring[kHistory][kChannelBlock], taps[kHistory][kChannelBlock], bias[kChannelBlock], acc[kChannelBlock];
   const auto row_of = [&](int64_t t) { return ring[(t + kHistory) % kHistory]; };
   const int64_t W = p.width, batch = u.span.batch;
-  for (int64_t j = 0; j < W; ++j) load_row(p.weight, p.weight.offset(u.channel, j), p.weight.stride[0], u.channels, taps[j]);
-  fill_row(bias, kChannelBlock, 0.0f);
+  float* const tap_rows[kHistory] = {taps[0], taps[1], taps[2], taps[3]};
+  load_columns(p.weight, 0, p.weight.offset(u.channel), W, u.channels, tap_rows);
+  fill_row(bias, u.channels, 0.0f);
   if (p.bias.given()) load_row(p.bias, p.bias.offset(u.channel), p.bias.stride[0], u.channels, bias);
-  for (int64_t j = 0; j < p.window; ++j) load_window(p, u, j, row_of(j - p.window));
-  if (p.window == 0) fill_row(ring[0], kHistory * kChannelBlock, 0.0f);
+  const int64_t window = p.window;
+  float* window_rows[kHistory] = {};
+  for (int64_t j = 0; j < window; ++j) window_rows[j] = row_of(j - window);
+  if (u.reads_window) {
+    load_columns(p.conv_state, 1, p.conv_state.offset(u.slot, u.channel), window, u.channels, window_rows);
+  } else {
+    fill_row(ring[0], kHistory * kChannelBlock, 0.0f);
+  }
   for (int64_t t = 0; t < u.span.length; ++t) {
     const int64_t token = u.span.first + t, document = document_of(p, batch, token);
     load_row(p.x, p.x.offset(batch, u.channel, token), p.x.stride[1], u.channels, row_of(t));
-    std::memcpy(acc, bias, sizeof(acc));
+    std::memcpy(acc, bias, u.channels * sizeof(float));
     for (int64_t j = 0; j < W; ++j) {
       const int64_t source = t - W + 1 + j;
       if (p.seq_idx.given() && (source < 0 || document_of(p, batch, u.span.first + source) != document)) continue;
@@ -100,10 +132,8 @@ inline void conv_by_channel(const ConvParams& p, const ConvUnit& u) {
     store_row(p.out, p.out.offset(batch, u.channel, token), p.out.stride[1], u.channels, acc);
   }
   if (u.slot < 0 || !p.write_state) return;
-  for (int64_t j = 0; j < p.window; ++j) {
-    store_row(p.conv_state, p.conv_state.offset(u.slot, u.channel, j), p.conv_state.stride[1], u.channels,
-              row_of(u.span.length + j - p.window));
-  }
+  for (int64_t j = 0; j < window; ++j) window_rows[j] = row_of(u.span.length + j - window);
+  store_columns(p.conv_state, 1, p.conv_state.offset(u.slot, u.channel), window, u.channels, window_rows);
 }
 
 // Inputs d tokens back that belong to another document count as 0. documents[i] belongs to inputs[i]; INT64_MIN: none.

@@ -42,8 +42,7 @@ inline void norm_group(const NormParams& p, int64_t b, int64_t t, int64_t h, int
     load_norm_chunk(p, x_offset + i * p.x.stride[3], z_offset + i * p.z.stride[3], count, chunk);
     for (int j = 0; j < count; j += kResidues) squares.add_products(chunk.y + j, chunk.y + j);
   }
-  const float mean = div(squares.total(), static_cast<float>(p.group_size));
-  const float factor = div(1.0f, sqrt(add(mean, p.eps)));
+  const float factor = rms_factor(squares.total(), static_cast<float>(p.group_size), p.eps);
   alignas(64) float weight[kNormChunk];
   for (int64_t i = 0; i < p.group_size; i += kNormChunk) {
     const int64_t count = smaller(kNormChunk, p.group_size - i);
@@ -51,7 +50,7 @@ inline void norm_group(const NormParams& p, int64_t b, int64_t t, int64_t h, int
       load_norm_chunk(p, x_offset + i * p.x.stride[3], z_offset + i * p.z.stride[3], count, chunk);
     }
     load_row(p.weight, p.weight.offset(first + i), p.weight.stride[0], count, weight);
-    for (int64_t j = 0; j < count; ++j) chunk.y[j] = mul(mul(chunk.y[j], factor), weight[j]);
+    for (int64_t j = 0; j < count; ++j) chunk.y[j] = normed(chunk.y[j], factor, weight[j]);
     if (p.norm_before_gate) {
       for (int64_t j = 0; j < count; ++j) chunk.y[j] = mul(chunk.y[j], chunk.gate[j]);
     }

@@ -39,6 +39,43 @@ inline void store_row(const View& view, int64_t offset, int64_t stride, int64_t 
   });
 }
 
+// The columns of a matrix [count, 3 or 4], its rows side by side, to rows of their own and back. One loop for all columns:
+// the compiler then shuffles whole registers.
+inline void split_columns(const float* __restrict__ matrix, int64_t count, float* __restrict__ a, float* __restrict__ b,
+                          float* __restrict__ c, float* __restrict__ d) {
+  for (int64_t i = 0; i < count; ++i) {
+    a[i] = matrix[4 * i];
+    b[i] = matrix[4 * i + 1];
+    c[i] = matrix[4 * i + 2];
+    d[i] = matrix[4 * i + 3];
+  }
+}
+inline void split_columns(const float* __restrict__ matrix, int64_t count, float* __restrict__ a, float* __restrict__ b,
+                          float* __restrict__ c) {
+  for (int64_t i = 0; i < count; ++i) {
+    a[i] = matrix[3 * i];
+    b[i] = matrix[3 * i + 1];
+    c[i] = matrix[3 * i + 2];
+  }
+}
+inline void join_columns(float* __restrict__ matrix, int64_t count, const float* __restrict__ a, const float* __restrict__ b,
+                         const float* __restrict__ c, const float* __restrict__ d) {
+  for (int64_t i = 0; i < count; ++i) {
+    matrix[4 * i] = a[i];
+    matrix[4 * i + 1] = b[i];
+    matrix[4 * i + 2] = c[i];
+    matrix[4 * i + 3] = d[i];
+  }
+}
+inline void join_columns(float* __restrict__ matrix, int64_t count, const float* __restrict__ a, const float* __restrict__ b,
+                         const float* __restrict__ c) {
+  for (int64_t i = 0; i < count; ++i) {
+    matrix[3 * i] = a[i];
+    matrix[3 * i + 1] = b[i];
+    matrix[3 * i + 2] = c[i];
+  }
+}
+
 inline const char* address_of(const View& view, int64_t offset) {
   return static_cast<const char*>(view.data) + offset * dtype_size(view.dtype);
 }

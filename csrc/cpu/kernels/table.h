@@ -7,6 +7,7 @@
 #include "fold_ring.h"
 #include "gated_delta_gates.h"
 #include "gated_delta_rule.h"
+#include "gated_delta_step.h"
 #include "gated_delta_verify.h"
 #include "output_gate.h"
 #include "qk_norm_rope.h"
@@ -16,7 +17,8 @@ namespace gdn::cpu::GDN_ISA {
 
 constexpr Kernels table(const char* isa) {
   return {isa, gated_delta_rule_range, gated_delta_verify_range, fold_ring_range, conv_state_write_range,
-          causal_conv1d_range, gated_delta_gates_range, rms_norm_gated_range, qk_norm_rope_range, output_gate_range};
+          causal_conv1d_range, gated_delta_gates_range, rms_norm_gated_range, qk_norm_rope_range, output_gate_range,
+          gated_delta_step_range};
 }
 
 }  // namespace gdn::cpu::GDN_ISA

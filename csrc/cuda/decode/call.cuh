@@ -30,7 +30,7 @@ struct Call {
   RowRange rows;
   int64_t pool_in, pool_out;
   int32_t T, N, V, out_dim;              // out_dim: bytes from a column to the next
-  DType dtype, g_dtype, beta_dtype;
+  DType dtype, g_dtype, beta_dtype, out_dtype;
   float scale;
   bool use_qk_l2norm, gate_is_linear;
   bool is_plain;                         // dense, row n at slot n, none left out: nothing to read before the state
@@ -107,6 +107,7 @@ inline Call call_of(const RuleParams& p) {
   call.V = static_cast<int32_t>(p.dims.V);
   call.out_dim = static_cast<int32_t>(p.out.stride[3]) * dtype_size(p.out.dtype);
   call.dtype = p.q.dtype;
+  call.out_dtype = p.out.dtype;
   call.g_dtype = p.g.dtype;
   call.beta_dtype = p.beta.dtype;
   call.scale = p.scale;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../../common/gates.h"
+#include "../tile/divide.cuh"
 #include "call.cuh"
 
 namespace gdn::cuda {
@@ -70,22 +71,6 @@ struct Place {
     return group;
   }
 };
-
-// x / divisor for x < 2^31 without a division: multiply, add, shift.
-struct Divider {
-  uint32_t divisor, factor, shift;
-
-  __host__ __device__ __forceinline__ uint32_t quotient(uint32_t x) const {
-    return (static_cast<uint32_t>((static_cast<uint64_t>(x) * factor) >> 32) + x) >> shift;
-  }
-};
-
-inline Divider divider(uint32_t divisor) {
-  uint32_t shift = 0;
-  while ((uint64_t{1} << shift) < divisor) ++shift;
-  const uint64_t rest = (uint64_t{1} << shift) - divisor;
-  return {divisor, static_cast<uint32_t>((rest << 32) / divisor + 1), shift};
-}
 
 // How the call is cut: into pieces of work, one head's tile of columns of one sequence each, a block a piece.
 struct Cut {

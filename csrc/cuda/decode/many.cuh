@@ -63,7 +63,7 @@ __device__ __forceinline__ bool open_row(const Call& call, const Keeps& keeps, c
       last = part == 0 ? clamped(call.cu_seqlens.at(0), call.T) : call.T;
     }
     write_zeros<Shape>(token_address(call.out, row.origin, first, work.head) + work.column * call.out_dim, last - first,
-                       call.V - work.column, call.out.token, call.out_dim, call.dtype);
+                       call.V - work.column, call.out.token, call.out_dim, call.out_dtype);
   }
   return false;
 }
@@ -170,7 +170,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
 #pragma unroll
         for (int i = 0; i < kLeft; ++i) {
           if (own + i * place.kColumnStep >= call.V) continue;
-          if (place.has_w()) store_float(out + i * place.kColumnStep * call.out_dim, call.dtype, 0, own_o[i]);
+          if (place.has_w()) store_float(out + i * place.kColumnStep * call.out_dim, call.out_dtype, 0, own_o[i]);
           else keeps.keep_factor(target, t, i * place.kColumnStep, own_f[i]);
         }
       }

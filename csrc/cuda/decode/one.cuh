@@ -28,7 +28,7 @@ __device__ __forceinline__ void write_own(const TokenRows& rows, const Call& cal
 #pragma unroll
   for (int i = 0; i < Shape::kLeft; ++i) {
     const int step = i * Place<Shape>::kColumnStep;
-    if (answers && column + step < call.V) store_float(out + step * call.out_dim, call.dtype, 0, o[i]);
+    if (answers && column + step < call.V) store_float(out + step * call.out_dim, call.out_dtype, 0, o[i]);
   }
 }
 

@@ -11,6 +11,13 @@ constexpr bool kHasWgmma = true;
 constexpr bool kHasWgmma = false;
 #endif
 
+// Clusters of blocks and what reaches from one to another: sm_90 on. A kernel that uses them is empty elsewhere.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+constexpr bool kHasClusters = false;
+#else
+constexpr bool kHasClusters = true;
+#endif
+
 // No instruction: x, of which the compiler knows nothing more. What is made from it is made anew here and not kept in
 // registers from before a loop.
 __device__ __forceinline__ int opaque(int x) {

@@ -7,6 +7,7 @@
 namespace gdn::cuda::ptx {
 
 constexpr bool kHasWgmma = true;
+constexpr bool kHasClusters = true;
 
 inline int opaque(int x) { return x; }
 inline float opaque(float x) { return x; }

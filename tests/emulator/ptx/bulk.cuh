@@ -6,12 +6,6 @@
 
 namespace gdn::cuda::ptx {
 
-inline void fence_mbarrier_init() {}
-
-inline void mbarrier_arrive_expect_tx(uint32_t barrier, uint32_t bytes) {
-  emulated::arrive(emulated::barrier_at(barrier), bytes);
-}
-
 inline void bulk_copy_to_shared(uint32_t smem, const void* gmem, uint32_t bytes, uint32_t barrier) {
   if ((smem | reinterpret_cast<uintptr_t>(gmem) | bytes) % 16 != 0) {
     emulated::fail("a bulk copy that is not aligned to 16 bytes");

@@ -18,4 +18,10 @@ inline void mbarrier_wait_parity(uint32_t barrier, uint32_t parity) {
   emulated::wait_until([&] { return waited.phase % 2 != parity; });
 }
 
+inline void fence_mbarrier_init() {}
+
+inline void mbarrier_arrive_expect_tx(uint32_t barrier, uint32_t bytes) {
+  emulated::arrive(emulated::barrier_at(barrier), bytes);
+}
+
 }  // namespace gdn::cuda::ptx

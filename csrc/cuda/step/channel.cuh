@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a thread of the clustered step loads before it computes: its channel of the convolution, its head's gates, its column
+// of the norm. All as stored, widened only when used: the loads are in flight together, ahead of the state's.
+#pragma once
+
+#include "../../common/conv.h"
+#include "../../common/gates.h"
+#include "../tile/pack.cuh"
+#include "call.cuh"
+
+namespace gdn::cuda {
+namespace {
+
+// Where a block works: row n, key head, its value head, first column of its tile, rank in the cluster; slot of both memories.
+struct StepWork {
+  int n, key_head, member, column, rank, slot;
+};
+
+__device__ __forceinline__ char* element(const Heads& heads, const StepWork& work, int i) {
+  return heads.data + wide(work.n, heads.row) + (work.key_head * heads.head + work.member * heads.member + i * heads.element);
+}
+__device__ __forceinline__ const char* element(const Vector& vector, int i) { return vector.data + i * vector.step; }
+
+// A row of up to four elements, right-aligned; those before it are left as they are.
+__device__ __forceinline__ void load_row(const Rows& rows, const char* gmem, uint32_t (&bits)[kMaxTaps]) {
+  const int missing = kMaxTaps - rows.columns;
+  if (rows.dtype == DType::kFloat32) {
+    gmem -= 4 * missing;
+#pragma unroll
+    for (int j = 0; j < kMaxTaps; ++j) {
+      if (j >= missing) bits[j] = *reinterpret_cast<const uint32_t*>(gmem + 4 * j);
+    }
+  } else if (rows.is_packed) {
+    const auto words = *reinterpret_cast<const Words<8>*>(gmem);
+#pragma unroll
+    for (int j = 0; j < kMaxTaps; ++j) bits[j] = words.word[j / 2] >> (16 * (j % 2)) & 0xffffu;
+  } else {
+    gmem -= 2 * missing;
+#pragma unroll
+    for (int j = 0; j < kMaxTaps; ++j) {
+      if (j >= missing) bits[j] = *reinterpret_cast<const uint16_t*>(gmem + 2 * j);
+    }
+  }
+}
+
+__device__ __forceinline__ void store_row(const Rows& rows, char* gmem, const float (&x)[kMaxTaps]) {
+  const int missing = kMaxTaps - rows.columns;
+  if (rows.dtype == DType::kFloat32) {
+    gmem -= 4 * missing;
+#pragma unroll
+    for (int j = 0; j < kMaxTaps; ++j) {
+      if (j >= missing) *reinterpret_cast<float*>(gmem + 4 * j) = x[j];
+    }
+    return;
+  }
+  const bool is_bf16 = rows.dtype == DType::kBFloat16;
+  uint32_t pair[2];
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {
+    pair[j] = is_bf16 ? round_pair(x[2 * j], x[2 * j + 1], bf16_t{}) : round_pair(x[2 * j], x[2 * j + 1], fp16_t{});
+  }
+  if (rows.is_packed) {
+    *reinterpret_cast<Words<8>*>(gmem) = {pair[0], pair[1]};
+    return;
+  }
+  gmem -= 2 * missing;
+#pragma unroll
+  for (int j = 0; j < kMaxTaps; ++j) {
+    if (j >= missing) *reinterpret_cast<uint16_t*>(gmem + 2 * j) = static_cast<uint16_t>(pair[j / 2] >> (16 * (j % 2)));
+  }
+}
+
+// A thread's channel: threads below `tile` have the block's value columns; the cluster's blocks share out q | k, 2 K
+// channels in runs of `per_block`, from thread `tile` on.
+struct Channel {
+  int key_channel;       // in q | k of the key head; below 0: none of those
+  bool is_value;
+  char* window;
+  uint32_t x, bias, weight[kMaxTaps], past[kMaxTaps];
+
+  __device__ __forceinline__ bool is_any() const { return is_value || key_channel >= 0; }
+
+  __device__ __forceinline__ void load(const StepCall& call, const StepWork& work, int key_dim, int tile, int per_block) {
+    const int thread = static_cast<int>(threadIdx.x), run = thread - tile, wanted = work.rank * per_block + run;
+    is_value = run < 0;
+    key_channel = run >= 0 && run < per_block && wanted < 2 * key_dim ? wanted : -1;
+    if (!is_any()) return;
+    const bool is_k = wanted >= key_dim;
+    const int i = is_value ? work.column + thread : wanted - (is_k ? key_dim : 0);
+    const int head = is_value ? work.key_head * call.group + work.member : (is_k ? call.key_heads : 0) + work.key_head;
+    const int channel = is_value ? 2 * call.key_heads * key_dim + head * call.V + i : head * key_dim + i;
+    const int in_row = work.key_head * (is_value ? call.v.head : call.q.head) + (is_value ? work.member * call.v.member : 0) +
+                       (!is_value && is_k ? call.from_q_to_k : 0) + i * call.q.element;
+    window = call.window.data + wide(work.slot, call.window_slot) + channel * call.window.row;
+    x = load_bits((is_value ? call.v.data : call.q.data) + wide(work.n, call.q.row) + in_row, call.q.dtype, 0);
+    load_row(call.window, window, past);
+    load_row(call.weight, call.weight.data + channel * call.weight.row, weight);
+    if (call.bias.data != nullptr) bias = load_bits(element(call.bias, channel), call.bias.dtype, 0);
+  }
+
+  // The channel's q, k or v, as a tensor of the projection's dtype would hold it; the window moves on, in memory.
+  __device__ __forceinline__ float convolve(const StepCall& call) const {
+    ConvTaps taps;
+    taps.bias = widen_bits(bias, call.bias.dtype);
+#pragma unroll
+    for (int j = 0; j < kMaxTaps; ++j) {
+      taps.past[j] = widen_bits(past[j], call.window.dtype);
+      taps.weight[j] = widen_bits(weight[j], call.weight.dtype);
+    }
+    const float y = silu(taps.push(widen_bits(x, call.q.dtype), call.width));
+    store_row(call.window, window, taps.past);
+    return rounded_to(y, call.q.dtype);
+  }
+};
+
+// The gates of the block's value head.
+struct Gates {
+  uint32_t a, b, A_log, dt_bias;
+
+  __device__ __forceinline__ void load(const StepCall& call, const StepWork& work) {
+    const int head = work.key_head * call.group + work.member;
+    a = load_bits(element(call.a, work, 0), call.a.dtype, 0);
+    b = load_bits(element(call.b, work, 0), call.b.dtype, 0);
+    A_log = load_bits(element(call.A_log, head), call.A_log.dtype, 0);
+    dt_bias = load_bits(element(call.dt_bias, head), call.dt_bias.dtype, 0);
+  }
+  __device__ __forceinline__ float alpha(const StepCall& call) const {
+    return exp(log_decay(widen_bits(a, call.a.dtype), widen_bits(A_log, call.A_log.dtype),
+                         widen_bits(dt_bias, call.dt_bias.dtype)));
+  }
+  __device__ __forceinline__ float beta(const StepCall& call) const {
+    return write_strength(widen_bits(b, call.b.dtype), call.allow_neg_eigval);
+  }
+};
+
+// A column of the norm.
+struct NormColumn {
+  uint32_t z, weight;
+
+  __device__ __forceinline__ void load(const StepCall& call, const StepWork& work, int column) {
+    z = load_bits(element(call.z, work, column), call.z.dtype, 0);
+    weight = load_bits(element(call.norm_weight, column), call.norm_weight.dtype, 0);
+  }
+};
+
+}  // namespace
+}  // namespace gdn::cuda

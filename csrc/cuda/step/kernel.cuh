@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A gated delta net layer between its projections, one token, exact: convolution, gates, rule.h's step, gated norm.
+//     q, k, v = silu(conv(x));   g, beta = gates(a, b);   S, o = step(S, q, k, v, g, beta);   out = norm(o) * act(z)
+// Bound by the bytes of S, so everything else happens while they fly.
+// Grid    x: row (slowest), key head, value head of its group, tile of V (fastest). The blocks of a key head are a cluster.
+// Block   tile/share.cuh: which rows and columns of S a thread holds. S waits in shared memory, each thread reads what it
+//         loaded itself: once for the sums, once more for the write. So few registers, and many blocks to a multiprocessor.
+// Windows a channel of q or k is convolved by one block of the cluster, which alone reads and rewrites its window and sends
+//         the result to the others; a channel of v by the block that needs it. No window has two readers.
+// Norm    the tiles of a head send each other their o (or o * act(z)): every block sums all V squares, in norm.cu's order.
+// Reads   x, z, a, b, weights, windows and S once.   Writes out, windows, S once.
+// Order   the sums of rule.h, the roundings of the separate ops: their bits.
+// Needs   K = 32 kSteps, V a multiple of kTile, 16-byte accesses to S, T = 1; sm_90 on.
+#pragma once
+
+#include "../ptx/arch.cuh"
+#include "../ptx/cluster.cuh"
+#include "../ptx/cp_async.cuh"
+#include "../ptx/ld_st.cuh"
+#include "../ptx/mbarrier.cuh"
+#include "../ptx/pdl.cuh"
+#include "../ptx/shared.cuh"
+#include "../tile/divide.cuh"
+#include "../tile/share.cuh"
+#include "channel.cuh"
+
+namespace gdn::cuda {
+namespace {
+
+// How a call is cut: blocks of a cluster, tiles of a head, channels of q | k a block (a multiple of 4).
+struct StepCut {
+  int blocks, tiles, per_block;
+  Divider key_heads, tiles_of_head;
+};
+
+// Shared memory in floats.
+template <class Share>
+struct StepSmem {
+  static constexpr int kState = 0;                                             // [access][thread] of 16 bytes
+  static constexpr int kQ = kState + Share::kLoads * Share::kThreads * 4, kK = kQ + Share::kKeyDim;
+  static constexpr int kV = kK + Share::kKeyDim;                               // of the block's tile
+  static constexpr int kSums = kV + Share::kTile;                              // [warp][u, w][kTile]
+  static constexpr int kY = kSums + (Share::kWarpsOfColumn > 1 ? Share::kWarpsOfColumn * 2 * Share::kTile : 0);
+  static constexpr int kBarriers = kY + kMaxHeadDim;                           // of q | k, and of y; 8 bytes each
+  static constexpr int kFloats = kBarriers + 4;
+};
+
+// q | k of the key head: sums over K by each warp for itself, lane = residue.
+template <class Share>
+__device__ __forceinline__ StepScalars scalars_of_token(const StepCall& call, const float* smem_q, const float* smem_k,
+                                                        float alpha, float beta) {
+  const int lane = threadIdx.x % 32;
+  float kk = 0.0f, qq = 0.0f, kq = 0.0f;
+#pragma unroll
+  for (int j = 0; j < Share::kSteps; ++j) {
+    const float q = smem_q[lane + 32 * j], k = smem_k[lane + 32 * j];
+    kk = accumulate(k, k, kk);
+    qq = accumulate(q, q, qq);
+    kq = accumulate(k, q, kq);
+  }
+#pragma unroll
+  for (int mask = 1; mask < 32; mask <<= 1) {
+    kk = add(kk, __shfl_xor_sync(0xffffffffu, kk, mask));
+    qq = add(qq, __shfl_xor_sync(0xffffffffu, qq, mask));
+    kq = add(kq, __shfl_xor_sync(0xffffffffu, kq, mask));
+  }
+  const float factor = l2norm_factor(lane % 2 == 0 ? kk : qq);   // even lanes take the root for k, odd ones for q
+  const float sk = __shfl_sync(0xffffffffu, factor, 0), sq = __shfl_sync(0xffffffffu, factor, 1);
+  return step_scalars(alpha, beta, call.scale, sk, sq, kq);
+}
+
+// Four neighbouring channels of q | k a lane, to every block of the cluster. All lanes of the warp come; `channel` of a lane
+// without one is below 0, and so are those of its three neighbours.
+__device__ __forceinline__ void send_keys(float value, int channel, int blocks, uint32_t smem_q, uint32_t barrier) {
+  const int lane = threadIdx.x % 32, quad = lane % 8 * 4;
+  uint32_t words[4];
+#pragma unroll
+  for (int e = 0; e < 4; ++e) words[e] = float_bits(__shfl_sync(0xffffffffu, value, quad + e));
+  const int first = __shfl_sync(0xffffffffu, channel, quad);
+  if (first < 0) return;
+#pragma unroll 1
+  for (int rank = lane / 8; rank < blocks; rank += 4) {
+    ptx::st_async_v4(ptx::map_shared(smem_q + 4 * first, rank), words, ptx::map_shared(barrier, rank));
+  }
+}
+
+template <class Share>
+__device__ __forceinline__ void write_share(char* gmem, int line, const float* smem_state, const float* smem_k, int group,
+                                            float alpha, const float (&f)[Share::kColumns]) {
+  using state_t = typename Share::state_t;
+#pragma unroll
+  for (int step = 0; step < Share::kSteps; ++step) {
+    float k[Share::kOwned];
+    load_floats<Share::kOwned>(smem_k + kResidues * step + Share::kOwned * group, k);
+#pragma unroll
+    for (int place = 0; place < Share::kOfStep; ++place) {
+      float s[Share::kVector];
+      read_vector<Share>(smem_state, step * Share::kOfStep + place, s);
+#pragma unroll
+      for (int e = 0; e < Share::kVector; ++e) {
+        s[e] = write_state(alpha, k[Share::kVFirst ? e : place], f[Share::kVFirst ? place : e], s[e]);
+      }
+      ptx::st_global_streaming_v4(gmem + share_offset<Share>(step, place, line),
+                                  round_to_pack<state_t, Share::kVector>(s).word);
+    }
+  }
+}
+
+// out of the column that the thread answers for, once y of the whole head is in shared memory.
+__device__ __forceinline__ void write_normed(const StepCall& call, const float* smem_y, float y, float gate, float weight,
+                                             bool answers, char* out) {
+  const int lane = threadIdx.x % 32;
+  float sum = 0.0f;
+#pragma unroll 4
+  for (int i = lane; i < call.V; i += 32) sum = fma(smem_y[i], smem_y[i], sum);
+#pragma unroll
+  for (int mask = 1; mask < 32; mask <<= 1) sum = add(sum, __shfl_xor_sync(0xffffffffu, sum, mask));
+  if (!answers) return;
+  const float value = normed(y, rms_factor(sum, static_cast<float>(call.V), call.eps), weight);
+  store_float(out, call.out.dtype, 0, call.norm_before_gate ? mul(value, gate) : value);
+}
+
+__device__ __forceinline__ StepWork work_of_block(const StepCall& call, const StepCut& cut, int tile) {
+  const int cluster = static_cast<int>(ptx::cluster_id()), rank = static_cast<int>(ptx::cluster_rank());
+  const int n = static_cast<int>(cut.key_heads.quotient(cluster)), member = static_cast<int>(cut.tiles_of_head.quotient(rank));
+  return {n, cluster - n * call.key_heads, member, (rank - member * cut.tiles) * tile, rank, -1};
+}
+
+// Everything after the loads are under way.
+template <class Share>
+__device__ __forceinline__ void compute_step(const StepCall& call, const StepCut& cut, const StepWork& work,
+                                             const SharePlace<Share>& place, const Channel& channel, const Gates& gates,
+                                             const NormColumn& column, char* gmem_state, float* smem) {
+  using Smem = StepSmem<Share>;
+  constexpr int kColumns = Share::kColumns;
+  const uint32_t keys_barrier = ptx::shared_address(smem + Smem::kBarriers), y_barrier = keys_barrier + 8;
+  const float value = channel.is_any() ? channel.convolve(call) : 0.0f;
+  ptx::cluster_wait();   // all blocks have made their barriers
+  if (channel.is_value) smem[Smem::kV + threadIdx.x] = value;
+  if (static_cast<int>(threadIdx.x) >= Share::kTile) {   // whole warps
+    send_keys(value, channel.key_channel, cut.blocks, ptx::shared_address(smem + Smem::kQ), keys_barrier);
+  }
+  const float alpha = gates.alpha(call), beta = gates.beta(call);
+  const float gate = activate_gate(widen_bits(column.z, call.z.dtype), call.use_silu);
+  __syncthreads();       // v is there
+  ptx::mbarrier_wait_parity(keys_barrier, 0);
+  const StepScalars scalars = scalars_of_token<Share>(call, smem + Smem::kQ, smem + Smem::kK, alpha, beta);
+
+  ptx::cp_async_wait_group<0>();
+  float u[kColumns], w[kColumns], f[kColumns], own_o = 0.0f;
+  sum_share<Share>(smem + Smem::kState, smem + Smem::kQ, smem + Smem::kK, place.group, u, w);
+  sum_over_lanes<Share>(u, w);
+  if constexpr (Share::kWarpsOfColumn > 1) sum_over_warps<Share>(place, smem + Smem::kSums, u, w);
+#pragma unroll
+  for (int c = 0; c < kColumns; ++c) {
+    f[c] = write_factor(scalars.neg_alpha_sk, scalars.beta, scalars.sk, u[c],
+                        smem[Smem::kV + place.first + c * Share::kColumnStep]);
+    const float o = read_output(scalars.scale_sq, scalars.kq, scalars.alpha, f[c], w[c]);
+    own_o = place.group == c ? o : own_o;
+  }
+  const float y = call.norm_before_gate ? own_o : mul(own_o, gate);
+  if (place.answers()) {
+    const uint32_t to = ptx::shared_address(smem + Smem::kY) + 4 * (work.column + place.own_column());
+#pragma unroll 1
+    for (int tile = 0; tile < cut.tiles; ++tile) {
+      const uint32_t rank = work.member * cut.tiles + tile;
+      ptx::st_async(ptx::map_shared(to, rank), float_bits(y), ptx::map_shared(y_barrier, rank));
+    }
+  }
+  write_share<Share>(gmem_state, call.state_line, smem + Smem::kState, smem + Smem::kK, place.group, scalars.alpha, f);
+  ptx::mbarrier_wait_parity(y_barrier, 0);
+  write_normed(call, smem + Smem::kY, y, gate, widen_bits(column.weight, call.norm_weight.dtype), place.answers(),
+               element(call.out, work, work.column + place.own_column()));
+}
+
+template <class Share, int kBlocksOfSm, bool kStateFirst = false>
+__global__ void __launch_bounds__(Share::kThreads, kBlocksOfSm)
+    step_kernel(const __grid_constant__ StepCall call, const __grid_constant__ StepCut cut) {
+  if constexpr (ptx::kHasClusters) {
+    using Smem = StepSmem<Share>;
+    extern __shared__ float4 smem_words[];
+    float* const smem = reinterpret_cast<float*>(smem_words);
+    if (threadIdx.x == 0) {   // each barrier: this thread, and the bytes that are sent here
+      const uint32_t barrier = ptx::shared_address(smem + Smem::kBarriers);
+      ptx::mbarrier_init(barrier, 1);
+      ptx::mbarrier_init(barrier + 8, 1);
+      ptx::fence_mbarrier_init();
+      ptx::mbarrier_arrive_expect_tx(barrier, 2 * Share::kKeyDim * sizeof(float));
+      ptx::mbarrier_arrive_expect_tx(barrier + 8, call.V * sizeof(float));
+    }
+    ptx::cluster_arrive_relaxed();
+    StepWork work = work_of_block(call, cut, Share::kTile);
+    const SharePlace<Share> place(threadIdx.x);
+    ptx::griddepcontrol_wait();
+    ptx::griddepcontrol_launch_dependents();
+    work.slot = static_cast<int>(slot_of_row(call.slots, work.n, call.pool));
+    if (work.slot < 0) {   // the whole cluster
+      if (place.answers()) store_float(element(call.out, work, work.column + place.own_column()), call.out.dtype, 0, 0.0f);
+      ptx::cluster_wait();
+      return;
+    }
+    Channel channel = {};
+    Gates gates;
+    NormColumn column = {};
+    if constexpr (!kStateFirst) channel.load(call, work, Share::kKeyDim, Share::kTile, cut.per_block);
+    const int first = work.column + place.first, row = Share::kOwned * place.group;
+    char* const gmem_state = call.state + wide(work.slot, call.state_slot) +
+                             ((work.key_head * call.group + work.member) * call.state_head +
+                              (Share::kVFirst ? first : row) * call.state_line +
+                              (Share::kVFirst ? row : first) * Share::kBytes);
+    const uint32_t smem_state = ptx::shared_address(smem + Smem::kState) + 16 * threadIdx.x;
+#pragma unroll
+    for (int step = 0; step < Share::kSteps; ++step) {
+#pragma unroll
+      for (int place = 0; place < Share::kOfStep; ++place) {
+        ptx::cp_async_16(smem_state + 16 * Share::kThreads * (step * Share::kOfStep + place),
+                         gmem_state + share_offset<Share>(step, place, call.state_line), 16);
+      }
+    }
+    ptx::cp_async_commit_group();
+    if constexpr (kStateFirst) channel.load(call, work, Share::kKeyDim, Share::kTile, cut.per_block);
+    gates.load(call, work);
+    if (place.answers()) column.load(call, work, work.column + place.own_column());
+    compute_step<Share>(call, cut, work, place, channel, gates, column, gmem_state, smem);
+  }
+}
+
+}  // namespace
+}  // namespace gdn::cuda
