@@ -84,6 +84,27 @@ def run_gates_and_norm(kernel, torch, smaller):
         kernel.output_gate(q, gate)
 
 
+def run_step(kernel, torch, smaller):
+    for key_dim, value_dim, groups in ((64, 64, 3),) if smaller else ((128, 128, 3), (64, 64, 2), (24, 40, 2)):
+        heads, channels = 2 * groups, 4 * key_dim + 2 * groups * value_dim
+        weights = {
+            "conv_weight": torch.randn(channels, 4, device="cuda", dtype=torch.bfloat16),
+            "A_log": torch.randn(heads, device="cuda"),
+            "dt_bias": torch.randn(heads, device="cuda"),
+            "norm_weight": torch.randn(value_dim, device="cuda"),
+        }
+        windows = torch.randn(4, channels, 3, device="cuda", dtype=torch.bfloat16)
+        pool = torch.randn(4, heads, key_dim, value_dim, device="cuda")
+        slots = torch.tensor([2, -1, 0], device="cuda")
+        for state in (pool, pool.transpose(-1, -2).contiguous().transpose(-1, -2), pool.bfloat16()):
+            for tokens in (1, 2):
+                mixed = torch.randn(3, tokens, channels, device="cuda", dtype=torch.bfloat16)
+                z = torch.randn(3, tokens, heads, value_dim, device="cuda", dtype=torch.bfloat16)
+                a, b = torch.randn(2, 3, tokens, heads, device="cuda", dtype=torch.bfloat16)
+                options = {**weights, "eps": 1e-6, "num_key_heads": 2, "slots": slots}
+                kernel.gated_delta_step(mixed, z, a, b, windows, state, **options)
+
+
 def run_serving(kernel, torch, smaller):
     for key_dim, value_dim in ((128, 32),) if smaller else ((64, 64), (128, 128), (24, 72)):
         for dtype in (torch.bfloat16,) if smaller else (torch.float32, torch.bfloat16):
@@ -124,7 +145,7 @@ def small_run(smaller):
 
     kernel = get_kernel("org/gated-deltanet", version=1)
     torch.manual_seed(0)
-    for run in (run_rule, run_chunk, run_conv, run_gates_and_norm, run_serving):
+    for run in (run_rule, run_chunk, run_conv, run_gates_and_norm, run_step, run_serving):
         run(kernel, torch, smaller)
     torch.cuda.synchronize()
     print("small run: done")

@@ -19,6 +19,7 @@ AT_THE_WALL = re.compile(
     r"csrc/cuda/(decode/\w+|gated_delta_verify|fold_ring|gated_delta_step|step\w*|step/\w+|attention)\.cu"
 )
 ARCH = "sm_90"
+GENERAL_FORMS = ("step_any", "verify_any")  # take what the fast kernels do not; no bar is set for them
 
 
 def of_the_build(root):
@@ -28,7 +29,7 @@ def of_the_build(root):
 
 
 def outside_registers(kernels):
-    return [kernel for kernel in kernels if kernel.spills or kernel.stack]
+    return [k for k in kernels if (k.spills or k.stack) and not any(name in k.name for name in GENERAL_FORMS)]
 
 
 @pytest.fixture

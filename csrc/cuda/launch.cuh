@@ -79,7 +79,6 @@ const char* launch_as(Starts starts, void (*kernel)(Params...), int cluster_bloc
   config.stream = static_cast<cudaStream_t>(stream);
   cudaLaunchAttribute attributes[2] = {};
   config.attrs = attributes;
-  if (cluster_blocks > 8) cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
   if (cluster_blocks > 1) {
     cudaLaunchAttribute& cluster = attributes[config.numAttrs++];
     cluster.id = cudaLaunchAttributeClusterDimension;
@@ -101,15 +100,7 @@ const char* launch(void (*kernel)(Params...), int64_t num_blocks, int threads, s
   return launch_as(Starts::kInOrder, kernel, 1, num_blocks, threads, shared_bytes, stream, std::forward<Args>(args)...);
 }
 
-// The same in clusters (sm_90 on): cluster_blocks neighbouring blocks each; num_blocks is a multiple.
-template <class... Params, class... Args>
-const char* launch_clusters(void (*kernel)(Params...), int cluster_blocks, int64_t num_blocks, int threads,
-                            size_t shared_bytes, void* stream, Args&&... args) {
-  return launch_as(Starts::kInOrder, kernel, cluster_blocks, num_blocks, threads, shared_bytes, stream,
-                   std::forward<Args>(args)...);
-}
-
-// The same, early: as launch_early below.
+// The same in clusters (sm_90 on), cluster_blocks neighbouring blocks each, num_blocks a multiple; early, as below.
 template <class... Params, class... Args>
 const char* launch_clusters_early(void (*kernel)(Params...), int cluster_blocks, int64_t num_blocks, int threads,
                                   size_t shared_bytes, void* stream, Args&&... args) {

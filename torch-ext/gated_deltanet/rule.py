@@ -95,12 +95,12 @@ def gated_delta_rule(
             sequence may write a slot that another one reads.
         has_initial_state: bool [N], False: start from zero without reading the slot. None: all True.
         mode: "recurrent" is the exact form, token by token. "chunk" takes 64 tokens at a time on the tensor cores where
-            there is a kernel for it: compute capability 9.0, 16-bit q, k, v, K 64 or 128, V a multiple of 64, and rows of
-            q, k, v and a 16-bit out that start at multiples of 16 bytes (head dim contiguous). Any other call, and
-            every call on the CPU, is the recurrence's, and as exact. It allocates, for the time of the call, 33 KB a key
-            head and 17 KB a value head for every 64 tokens (20 KB a token at 16 and 48 heads). "auto" chooses for each
-            sequence by its own length, on the device: "chunk" for sequences of 64 tokens or more, "recurrent" for
-            shorter ones. So a row's bits do not depend on its batch in any mode.
+            there is a kernel for it: compute capability 9.0, 16-bit q, k, v, K 64 or 128, V a multiple of 64, and rows
+            of q, k, v and a 16-bit out that start at multiples of 16 bytes (head dim contiguous). Any other call, and
+            every call on the CPU, is the recurrence's, and as exact. The kernel allocates, for the time of the call, 33
+            KB a key head and 17 KB a value head for every 64 tokens (20 KB a token at 16 and 48 heads). "auto" chooses
+            for each sequence by its own length, on the device: "chunk" for sequences of 64 tokens or more, "recurrent"
+            for shorter ones. So a row's bits do not depend on its batch in any mode.
         precision: of "chunk": "fp16", what the tensor cores multiply is rounded to float16, scaled so that no magnitude
             of v or of the state overflows. "high" has no kernel yet and raises; mode="recurrent" is more exact still.
         scan: of "chunk": whether a long sequence may be split over the device. "off": never. "auto": it may, and then

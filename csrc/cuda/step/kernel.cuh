@@ -174,7 +174,7 @@ __device__ __forceinline__ void compute_step(const StepCall& call, const StepCut
                element(call.out, work, work.column + place.own_column()));
 }
 
-template <class Share, int kBlocksOfSm, bool kStateFirst = false>
+template <class Share, int kBlocksOfSm>
 __global__ void __launch_bounds__(Share::kThreads, kBlocksOfSm)
     step_kernel(const __grid_constant__ StepCall call, const __grid_constant__ StepCut cut) {
   if constexpr (ptx::kHasClusters) {
@@ -203,7 +203,7 @@ __global__ void __launch_bounds__(Share::kThreads, kBlocksOfSm)
     Channel channel = {};
     Gates gates;
     NormColumn column = {};
-    if constexpr (!kStateFirst) channel.load(call, work, Share::kKeyDim, Share::kTile, cut.per_block);
+    channel.load(call, work, Share::kKeyDim, Share::kTile, cut.per_block);
     const int first = work.column + place.first, row = Share::kOwned * place.group;
     char* const gmem_state = call.state + wide(work.slot, call.state_slot) +
                              ((work.key_head * call.group + work.member) * call.state_head +
@@ -219,7 +219,6 @@ __global__ void __launch_bounds__(Share::kThreads, kBlocksOfSm)
       }
     }
     ptx::cp_async_commit_group();
-    if constexpr (kStateFirst) channel.load(call, work, Share::kKeyDim, Share::kTile, cut.per_block);
     gates.load(call, work);
     if (place.answers()) column.load(call, work, work.column + place.own_column());
     compute_step<Share>(call, cut, work, place, channel, gates, column, gmem_state, smem);

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // gated_delta_step on a GPU: which kernel takes a call, how it is cut, and the launch.
-#include <cstdlib>
-
 #include "../launch.cuh"
 #include "../ops.h"
 #include "any.cuh"
@@ -11,12 +9,6 @@ namespace gdn::cuda {
 namespace {
 
 constexpr int kMostBlocks = 8;     // of a cluster, on every card that has them
-
-// TRIAL: GDN_STEP names a variant.
-inline int trial() {
-  const char* wanted = std::getenv("GDN_STEP");
-  return wanted ? std::atoi(wanted) : 0;
-}
 constexpr int kThreads = 128;      // of a block
 
 // Columns of a block of the clustered kernel, 0: it does not take the call. Narrow tiles put more blocks on the chip; a
@@ -31,7 +23,7 @@ int pick_tile(const StepParams& p) {
   return 0;
 }
 
-template <class Share, int kBlocksOfSm, bool kStateFirst = false>
+template <class Share, int kBlocksOfSm>
 const char* launch_share(const StepParams& p, void* stream) {
   const Dims& d = p.dims;
   StepCut cut = {};
@@ -40,26 +32,15 @@ const char* launch_share(const StepParams& p, void* stream) {
   cut.key_heads = divider(static_cast<uint32_t>(d.Hk));
   cut.tiles_of_head = divider(static_cast<uint32_t>(cut.tiles));
   cut.per_block = static_cast<int>(ceil_div(ceil_div(2 * d.K, cut.blocks), 4) * 4);
-  return launch_clusters_early(step_kernel<Share, kBlocksOfSm, kStateFirst>, cut.blocks, d.N * d.Hk * cut.blocks, Share::kThreads,
+  return launch_clusters_early(step_kernel<Share, kBlocksOfSm>, cut.blocks, d.N * d.Hk * cut.blocks, Share::kThreads,
                                sizeof(float) * StepSmem<Share>::kFloats, stream, call_of(p), cut);
 }
 
 template <class state_t, bool kVFirst, int kSteps>
 const char* launch_tile(const StepParams& p, int tile, void* stream) {
-  if constexpr (kSteps == 4) {
-    switch (trial()) {
-      case 1: return launch_share<Share<state_t, kVFirst, kSteps, 64, kThreads>, 6, true>(p, stream);
-      case 2: return launch_share<Share<state_t, kVFirst, kSteps, 64, 256>, 3>(p, stream);
-      case 3: return launch_share<Share<state_t, kVFirst, kSteps, 64, 256>, 3, true>(p, stream);
-      case 4: return launch_share<Share<state_t, kVFirst, kSteps, 32, kThreads>, 8>(p, stream);
-      case 5: return launch_share<Share<state_t, kVFirst, kSteps, 32, kThreads>, 8, true>(p, stream);
-      case 6: return launch_share<Share<state_t, kVFirst, kSteps, 64, kThreads>, 4>(p, stream);
-      case 7: return launch_share<Share<state_t, kVFirst, kSteps, 64, kThreads>, 5>(p, stream);
-      default: break;
-    }
-  }
-  if (tile == 32) return launch_share<Share<state_t, kVFirst, kSteps, 32, kThreads>, 8>(p, stream);
-  return launch_share<Share<state_t, kVFirst, kSteps, 64, kThreads>, kVFirst ? 5 : 6>(p, stream);
+  constexpr int kBlocksOfSm = 5;   // the fastest measured (NOTES.md) that does not spill
+  if (tile == 32) return launch_share<Share<state_t, kVFirst, kSteps, 32, kThreads>, kBlocksOfSm>(p, stream);
+  return launch_share<Share<state_t, kVFirst, kSteps, 64, kThreads>, kBlocksOfSm>(p, stream);
 }
 
 }  // namespace
