@@ -34,7 +34,7 @@ struct StepUnit {
 
 inline View buffer_view(void* data, DType dtype, int64_t token, int64_t head) { return {data, dtype, {0, token, head, 1}}; }
 
-// T tokens of `count` channels from `channel` on; x: the first of them, strides of View x. To `to` [T][row] in x's dtype.
+// T tokens of `count` channels from `channel` on; x: the first of them, in x's strides. To `to` [T][row] in x's dtype.
 inline void step_conv(const StepParams& p, const StepUnit& u, const View& x, int64_t channel, int64_t count, void* to,
                       int64_t row) {
   ConvParams conv{};
@@ -82,7 +82,7 @@ inline void step_rule(const StepParams& p, const StepUnit& u, const StepUnit& ne
   rule.scale = p.scale;
   rule.use_qk_l2norm = true;
   const int64_t ahead = (next.hk * p.group() + next.first - h) * per_head;   // of this unit's first tile
-  run_segment(rule, {0, u.n, 0, u.heads * per_head}, {0, next.n, ahead, ahead + next.heads});
+  run_segment(rule, {0, u.n, 0, u.heads * per_head}, {0, next.n, ahead, ahead + next.heads * per_head});
 }
 
 inline void step_norm(const StepParams& p, const StepUnit& u, StepBuffers& buffers) {

@@ -25,8 +25,8 @@ inline void norm_rope_head(const RopeParams& p, const View& x, int64_t x_offset,
   ResidueSum squares;
   squares.clear();
   for (int64_t i = 0; i < p.D; i += kResidues) squares.add_products(y + i, y + i);
-  const float factor = div(1.0f, sqrt(add(div(squares.total(), static_cast<float>(p.D)), p.eps)));
-  for (int64_t i = 0; i < p.D; ++i) y[i] = mul(mul(y[i], factor), weight[i]);
+  const float factor = rms_factor(squares.total(), static_cast<float>(p.D), p.eps);
+  for (int64_t i = 0; i < p.D; ++i) y[i] = normed(y[i], factor, weight[i]);
   const int64_t half = p.R / 2;
   for (int64_t i = 0; i < half; ++i) {
     const float first = y[i], second = y[i + half];

@@ -6,7 +6,6 @@
 #include "../tile/pipeline.cuh"
 #include "../tile/fragment.cuh"
 #include "../tile/swizzle.cuh"
-#include "../ptx/arch.cuh"
 #include "../ptx/ldmatrix.cuh"
 #include "config.h"
 

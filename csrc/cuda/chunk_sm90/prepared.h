@@ -13,9 +13,10 @@ namespace gdn::cuda::chunk_sm90 {
 
 constexpr int kChunk = 64;   // tokens of a chunk
 
-// Of a key head: normalised rows, fp16, [64 t][kKeyDim] in panels of 64 columns, swizzled (tile/swizzle.cuh); 0 for missing tokens.
+// Of a key head: normalised rows, fp16, [64 t][kKeyDim] in panels of 64 columns, swizzled (tile/swizzle.cuh);
+// 0 for missing tokens. In shared memory it starts at a multiple of 1024 bytes.
 template <int kKeyDim>
-struct alignas(1024) Keys {
+struct alignas(16) Keys {
   fp16_t k[kChunk * kKeyDim];
   fp16_t q[kChunk * kKeyDim];
 };
@@ -27,7 +28,7 @@ struct Gates {
 };
 
 // Of a value head. T and P are [64 out][64 in], fp16, swizzled, zeros right of the diagonal.
-struct alignas(256) Solved {
+struct alignas(16) Solved {
   fp16_t t[kChunk * kChunk];   // (I + A)^-1 diag(beta)
   fp16_t p[kChunk * kChunk];
   Gates gates;

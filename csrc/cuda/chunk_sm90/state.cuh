@@ -7,6 +7,7 @@
 // through shared memory while the tensor cores work on the next product.
 #pragma once
 
+#include "../ptx/arch.cuh"
 #include "exchange.cuh"
 #include "range.cuh"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A call as the decode kernel reads it: RuleParams with the strides in bytes and, where they can be, in 32 bits.
+// A call as the decode kernels read it: RuleParams with the strides in bytes and, where they can be, in 32 bits.
 #pragma once
 
 #include "../../common/params.h"
@@ -7,7 +7,7 @@
 namespace gdn::cuda {
 namespace {
 
-// Tensors as this kernel walks them, strides in bytes.
+// Tensors as these kernels walk them, strides in bytes.
 struct TokenRows {     // of q, k, v (elements of a head side by side), g, beta, out
   char* data;
   int32_t origin;      // from a sequence to the next; ragged: from a token to the next

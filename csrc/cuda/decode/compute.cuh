@@ -7,18 +7,6 @@
 namespace gdn::cuda {
 namespace {
 
-// kCount floats of shared memory by the widest accesses. Aligned to as much.
-template <int kCount>
-__device__ __forceinline__ void load_smem(const float* smem, float* x) {
-  constexpr int kWide = kCount % 4 == 0 ? 4 : (kCount % 2 == 0 ? 2 : 1);
-#pragma unroll
-  for (int i = 0; i < kCount; i += kWide) {
-    const Words<4 * kWide> words = *reinterpret_cast<const Words<4 * kWide>*>(smem + i);
-#pragma unroll
-    for (int e = 0; e < kWide; ++e) x[i + e] = bits_float(words.word[e]);
-  }
-}
-
 // The levels of rule.h's tree within a lane: part[i] over the kOwned neighbouring residues, left in part[0].
 template <class Shape, int kCount>
 __device__ __forceinline__ void sum_over_owned(float (&part)[Shape::kOwned][kCount]) {
@@ -30,16 +18,6 @@ __device__ __forceinline__ void sum_over_owned(float (&part)[Shape::kOwned][kCou
       for (int c = 0; c < kCount; ++c) part[i][c] = add(part[i][c], part[i + width][c]);
     }
   }
-}
-
-// The levels between lanes, the same sum for all of a column's lanes.
-template <class Shape>
-__device__ __forceinline__ float sum_over_groups(float x) {
-#pragma unroll
-  for (int width = 1; width < Shape::kGroups; width *= 2) {
-    x = add(x, __shfl_xor_sync(kAllLanes, x, width * Place<Shape>::kGroupStep));
-  }
-  return x;
 }
 
 // The same levels for u and w of the lane's columns at once. At each, a lane gives half of its sums away and keeps the

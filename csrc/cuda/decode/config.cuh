@@ -12,12 +12,10 @@ namespace {
 constexpr int kMostTokens = 8;            // of a sequence, on average: longer ones are the recurrence's
 constexpr unsigned kAllLanes = 0xffffffffu;
 
-constexpr int log2_of(int x) { return x <= 1 ? 0 : 1 + log2_of(x / 2); }
-
 // A warp holds whole columns of one head's S, all K rows of them, so that no sum leaves it; kWarpsOfBlock of them side by
 // side are a block's tile. A lane's share is what 16-byte accesses give it:
-//     K-first   kColumns = 16 bytes of neighbouring columns, kLineLanes lanes side by side on a row, kOwned residues
-//     V-first   kOwned = 16 bytes of neighbouring residues, kColumnsOfLane columns
+//     K-first   kColumns = 16 bytes of neighbouring columns, kColumnLanes lanes side by side on a row, kOwned residues
+//     V-first   kOwned = 16 bytes of neighbouring residues, kWidth columns
 // and of its residues all rows, 32 apart (kSteps of them): the partial sums of rule.h are the lane's own.
 template <class StateT, bool kIsVFirst, int kStepsOfK, int kWidth, int kWarpsOfBlock, int kBlocksOfSm>
 struct Shape {

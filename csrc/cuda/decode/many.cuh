@@ -77,7 +77,7 @@ __device__ __forceinline__ void sum_fragment(const float* smem_x, const Place<Sh
 #pragma unroll
   for (int j = 0; j < Shape::kSteps; ++j) {
     float x[kOwned];
-    load_smem<kOwned>(smem_x + kResidues * j + kOwned * place.group, x);
+    load_floats<kOwned>(smem_x + kResidues * j + kOwned * place.group, x);
 #pragma unroll
     for (int i = 0; i < kOwned; ++i) {
 #pragma unroll
@@ -95,7 +95,7 @@ __device__ __forceinline__ void write_fragment(const float* smem_k, const Place<
 #pragma unroll
   for (int j = 0; j < Shape::kSteps; ++j) {
     float k[Shape::kOwned];
-    load_smem<Shape::kOwned>(smem_k + kResidues * j + Shape::kOwned * place.group, k);
+    load_floats<Shape::kOwned>(smem_k + kResidues * j + Shape::kOwned * place.group, k);
 #pragma unroll
     for (int i = 0; i < Shape::kOwned; ++i) {
 #pragma unroll

@@ -2,14 +2,13 @@
 //
 // Gated delta rule on one token a sequence, exact: rule.h's step on a state that is read once and written once.
 //     S <- exp(g) S;   d = beta (v - S^T k);   S <- S + k d^T;   o = scale S^T q
-// Bound by the bytes of S. Its loads come first; each lane then takes its own rows of k and q from memory and all sums stay
-// in a warp, so that nothing is staged and there is no barrier.
+// Bound by the bytes of S. Its loads come first; each warp stages k and q for itself and all sums stay in a warp, so that
+// there is no barrier of the block.
 // Grid    a block a piece: sequence (slowest), value head, tile of V (fastest).   Block: config.cuh's Shape.
 // Reads   q k [Hk, K], v [Hv, V], g beta [Hv]; S [K, V] once.   Writes   o [Hv, V]; S once.
 // Order   the sums of rule.h: same bits as the recurrence, whatever the tile and the layout.
-// Needs   dense rows of one token; K = 32 kSteps; vectors of 16 bytes along the state's contiguous dim; 16-bit q k v with
-//         neighbouring elements, q and k aligned to kOwned of them; sm_80 on.
-// Registers hold a 16-bit state as it is stored and widen it twice: half of them, twice the loads in flight.
+// Needs   dense rows of one token; K = 32 kSteps; vectors of 16 bytes along the state's contiguous dim; the elements of a
+//         row of q, k, v side by side; sm_80 on.
 #pragma once
 
 #include "../ptx/pdl.cuh"
@@ -19,12 +18,11 @@
 namespace gdn::cuda {
 namespace {
 
-
 // o of a lane's own columns, from `column` on.
 template <class Shape>
-__device__ __forceinline__ void write_own(const TokenRows& rows, const Call& call, const Work& work, int column, bool answers,
+__device__ __forceinline__ void write_own(const Call& call, const Work& work, int column, bool answers,
                                           const float (&o)[Shape::kLeft]) {
-  char* const out = token_address(rows, work.n, 0, work.head) + column * call.out_dim;
+  char* const out = token_address(call.out, work.n, 0, work.head) + column * call.out_dim;
 #pragma unroll
   for (int i = 0; i < Shape::kLeft; ++i) {
     const int step = i * Place<Shape>::kColumnStep;
@@ -41,7 +39,7 @@ __device__ __forceinline__ void sum_packs(const float* smem_x, const Place<Shape
 #pragma unroll
   for (int j = 0; j < Shape::kSteps; ++j) {
     float x[kOwned];
-    load_smem<kOwned>(smem_x + kResidues * j + kOwned * place.group, x);
+    load_floats<kOwned>(smem_x + kResidues * j + kOwned * place.group, x);
 #pragma unroll
     for (int n = 0; n < kLoadsOfStep; ++n) {
       float s[Shape::kVector];
@@ -65,7 +63,7 @@ __device__ __forceinline__ void write_packs(char* gmem, int line, int columns, c
   constexpr int kOwned = Shape::kOwned, kLoadsOfStep = Shape::kLoads / Shape::kSteps;
   float k[Shape::kSteps][kOwned];
 #pragma unroll
-  for (int j = 0; j < Shape::kSteps; ++j) load_smem<kOwned>(smem_k + kResidues * j + kOwned * place.group, k[j]);
+  for (int j = 0; j < Shape::kSteps; ++j) load_floats<kOwned>(smem_k + kResidues * j + kOwned * place.group, k[j]);
   visit_vectors<Shape>(gmem, line, columns, [&](int idx, char* vector, bool inside) {
     float s[Shape::kVector];
     uint32_t word[4];
@@ -98,7 +96,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   int slot = call.in.data != nullptr ? work.n : -1, out_slot = call.state.data != nullptr ? work.n : -1;
   if (!call.is_plain && !find_slots(call, work.n, slot, out_slot)) {
     const float zeros[kLeft] = {};
-    write_own<Shape>(call.out, call, work, own, answers, zeros);
+    write_own<Shape>(call, work, own, answers, zeros);
     return;
   }
   char* const gmem_in = share_address<Shape>(call.in, slot, work, place);
@@ -132,7 +130,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     write_packs<Shape>(share_address<Shape>(call.state, out_slot, work, place), call.state.line, columns, smem_k, place,
                        packs, scalars.alpha, f);
   }
-  write_own<Shape>(call.out, call, work, own, answers, own_o);
+  write_own<Shape>(call, work, own, answers, own_o);
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Blocks of a cluster (sm_90): the memory of the other one, barriers there, copies to there.
+// Blocks of a cluster (sm_90), where they are, and words sent to one another's shared memory.
 #pragma once
 
 #include <cstdint>
@@ -27,12 +27,8 @@ __device__ __forceinline__ uint32_t map_shared(uint32_t smem, uint32_t rank) {
   return address;
 }
 
-// PTX ISA, "barrier.cluster": all threads of all blocks, with release and acquire.
-__device__ __forceinline__ void cluster_sync() {
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
-// The two halves of it, the first without release: for who has made barriers and nothing else.
+// PTX ISA, "barrier.cluster", in two halves, all threads of all blocks; the first without release: for who has made barriers and
+// nothing else.
 __device__ __forceinline__ void cluster_arrive_relaxed() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 

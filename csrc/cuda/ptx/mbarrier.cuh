@@ -31,7 +31,7 @@ __device__ __forceinline__ void mbarrier_wait_parity(uint32_t barrier, uint32_t 
 }
 
 // PTX ISA, "fence.mbarrier_init": the barriers this thread made exist for the copy engine, and, after the next
-// cluster_sync, for the whole cluster.
+// cluster_arrive_relaxed and cluster_wait, for the whole cluster.
 __device__ __forceinline__ void fence_mbarrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
 // PTX ISA, "mbarrier.arrive.expect_tx": an arrival, and the phase does not end before `bytes` have been copied.

@@ -121,4 +121,27 @@ __device__ __forceinline__ void load_rows(const View& matrix, int64_t row, float
   }
 }
 
+// kCount floats of shared memory by the widest accesses. Aligned to as much.
+template <int kCount>
+__device__ __forceinline__ void load_floats(const float* smem, float* x) {
+  constexpr int kWide = kCount % 4 == 0 ? 4 : (kCount % 2 == 0 ? 2 : 1);
+#pragma unroll
+  for (int i = 0; i < kCount; i += kWide) {
+    const Words<4 * kWide> words = *reinterpret_cast<const Words<4 * kWide>*>(smem + i);
+#pragma unroll
+    for (int e = 0; e < kWide; ++e) x[i + e] = bits_float(words.word[e]);
+  }
+}
+template <int kCount>
+__device__ __forceinline__ void store_floats(float* smem, const float* x) {
+  constexpr int kWide = kCount % 4 == 0 ? 4 : (kCount % 2 == 0 ? 2 : 1);
+#pragma unroll
+  for (int i = 0; i < kCount; i += kWide) {
+    Words<4 * kWide> words;
+#pragma unroll
+    for (int e = 0; e < kWide; ++e) words.word[e] = float_bits(x[i + e]);
+    *reinterpret_cast<Words<4 * kWide>*>(smem + i) = words;
+  }
+}
+
 }  // namespace gdn::cuda

@@ -62,29 +62,6 @@ GDN_INLINE int share_offset(int step, int place, int line) {
                         : (kResidues * step + place) * line;
 }
 
-// kCount floats of shared memory by the widest accesses. Aligned to as much.
-template <int kCount>
-__device__ __forceinline__ void load_floats(const float* smem, float* x) {
-  constexpr int kWide = kCount % 4 == 0 ? 4 : (kCount % 2 == 0 ? 2 : 1);
-#pragma unroll
-  for (int i = 0; i < kCount; i += kWide) {
-    const Words<4 * kWide> words = *reinterpret_cast<const Words<4 * kWide>*>(smem + i);
-#pragma unroll
-    for (int e = 0; e < kWide; ++e) x[i + e] = bits_float(words.word[e]);
-  }
-}
-template <int kCount>
-__device__ __forceinline__ void store_floats(float* smem, const float* x) {
-  constexpr int kWide = kCount % 4 == 0 ? 4 : (kCount % 2 == 0 ? 2 : 1);
-#pragma unroll
-  for (int i = 0; i < kCount; i += kWide) {
-    Words<4 * kWide> words;
-#pragma unroll
-    for (int e = 0; e < kWide; ++e) words.word[e] = float_bits(x[i + e]);
-    *reinterpret_cast<Words<4 * kWide>*>(smem + i) = words;
-  }
-}
-
 // The vector of an access, widened; smem: the share's, 16 bytes an access and thread, [access][thread].
 template <class Share>
 __device__ __forceinline__ void read_vector(const float* smem, int idx, float (&x)[Share::kVector]) {

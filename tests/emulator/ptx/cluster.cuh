@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stands in for csrc/cuda/ptx/cluster.cuh: bulk copies arrive some turns later.
+// Stands in for csrc/cuda/ptx/cluster.cuh: words that are sent arrive some turns later.
 #pragma once
 
 #include <array>
@@ -17,11 +17,6 @@ inline uint32_t cluster_id() {
 
 inline uint32_t map_shared(uint32_t smem, uint32_t rank) {
   return (smem & ((1u << emulated::kBlockShift) - 1)) | (rank + 1) << emulated::kBlockShift;
-}
-
-inline void cluster_sync() {
-  emulated::Machine& m = emulated::machine();
-  emulated::meet(-1, m.cluster_blocks * static_cast<int>(m.block_dim.x));
 }
 
 inline void cluster_arrive_relaxed() { emulated::arrive_at_cluster(); }
