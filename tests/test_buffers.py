@@ -19,6 +19,7 @@ from .helpers import (
     rule_inputs,
     rule_state,
     short,
+    step_weights,
 )
 
 each_op = pytest.mark.parametrize("op", SLOT_OPS, ids=name_of)
@@ -370,3 +371,32 @@ def test_guards_notice_a_write():
     guarded.buffer[64 + 16] = 0
     with pytest.raises(AssertionError):
         guarded.check()
+
+
+@pytest.mark.parametrize("name", ("q", "k", "v"))
+@pytest.mark.parametrize("op", ("gated_delta_rule", "gated_delta_verify"))
+def test_out_that_is_an_input_is_refused(kernel, device, op, name):
+    """The backends read tokens while they write outputs; each op says which argument it is"""
+    shape = Shape(2, 2, 16, 16)
+    x, state = rule_inputs(2, 3, shape, device=device), rule_state(2, shape, device=device)
+    before = state.clone()
+    ring = (kernel.new_ring(2, 2, 4, 16, 16, 1, device=device),) if op == "gated_delta_verify" else ()
+    with pytest.raises(RuntimeError, match=f"{op}: out must be memory of its own, not {name}'s"):
+        getattr(kernel, op)(*x, state, *ring, out=getattr(x, name))
+    assert_same(state, before, "state")
+
+
+@pytest.mark.parametrize("name", ("mixed_qkv", "z", "state", "conv_state"))
+def test_step_out_that_is_an_argument_is_refused(kernel, device, name):
+    shape = Shape(2, 2, 16, 16)
+    given = {
+        "mixed_qkv": normal(2, 1, 96, device=device),
+        "z": normal(2, 1, 2, 16, device=device),
+        "conv_state": normal(2, 96, 3, device=device),
+        "state": rule_state(2, shape, device=device),
+    }
+    a = normal(2, 1, 2, device=device)
+    out = given[name].reshape(-1)[:64].view(2, 1, 2, 16)
+    call = {**given, "a": a, "b": a, **step_weights(shape, device), "eps": 1e-6, "num_key_heads": 2, "out": out}
+    with pytest.raises(RuntimeError, match=f"gated_delta_step: out must be memory of its own, not {name}'s"):
+        kernel.gated_delta_step(**call)

@@ -74,7 +74,7 @@ void causal_conv1d_update(Tensor x, Tensor conv_state, Tensor weight, OptionalTe
                           OptionalTensor slots) {
   const Checker check("causal_conv1d_update", "x", x);
   ConvParams params = conv_params(check, x, weight, bias, out, use_silu);
-  check.require(params.T <= kMaxUpdateTokens, "x", "[B, C, T] with T 1 to 8", x);
+  check.require(params.T <= kMaxUpdateTokens, "x", "[B, C, T] with T up to 8", x);
   params.N = params.B;
   params.slots = check.index("slots", slots, params.N);
   params.write_state = true;

@@ -112,6 +112,8 @@ void gated_delta_step(Tensor mixed_qkv, OptionalTensor z, OptionalTensor a, Tens
   params.out = by_key_head(check.written("out", out, {d.B, d.T, d.Hv, d.V}, "[B, T, Hv, V]"), params.group());
   check.require_apart("out", out, "mixed_qkv", mixed_qkv);
   if (z) check.require_apart("out", out, "z", *z);
+  check.require_apart("out", out, "state", state);
+  check.require_apart("out", out, "conv_state", conv_state);
   params.slots = check.index("slots", slots, d.N);
   require_pool(check, "conv_state", conv_state, slots.has_value(), d.N);
   require_pool(check, "state", state, slots.has_value(), d.N);

@@ -46,6 +46,8 @@ RuleParams rule_params(const Checker& check, const RuleInputs& in) {
   params.g = check.view("g", in.g, {dims.B, dims.T, dims.Hv}, "[B, T, Hv]");
   params.beta = check.view("beta", in.beta, {dims.B, dims.T, dims.Hv}, "[B, T, Hv]");
   params.out = check.written("out", in.out, {dims.B, dims.T, dims.Hv, dims.V}, "[B, T, Hv, V]");
+  check.require_apart("out", in.out, "q", in.q);
+  check.require_apart("out", in.out, "k", in.k);
   check.require_apart("out", in.out, "v", in.v);
   params.cu_seqlens = check.offsets(in.cu_seqlens, dims.T);
   params.scale = static_cast<float>(in.scale);

@@ -103,7 +103,10 @@ def number(op, name, value):
     """`value` as a float; raises unless it is a plain number (a tensor would make the host wait for its device)."""
     if not isinstance(value, (int, float)):
         raise TypeError(f"{op}: {name} must be a number, got {type(value).__name__}")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(f"{op}: {name} must fit a float, got an int of {value.bit_length()} bits") from None
 
 
 def rule_scale(op, scale, q):

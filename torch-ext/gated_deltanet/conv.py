@@ -117,7 +117,7 @@ def causal_conv1d_update(x, conv_state, weight, bias=None, activation=None, *, s
         y[c, t] = act(bias[c] + sum_j weight[c, j] * x[c, t - (W - 1) + j])       x before the first token: the window
 
     Args:
-        x: [B, C, T], T in 1..8, any strides; float32, bfloat16 or float16.
+        x: [B, C, T], T in 0..8, any strides; float32, bfloat16 or float16.
         conv_state: [pool, C, W - 1] or [pool, C, W] any of those dtypes and any strides, the inputs before the first
             token, oldest first. Updated in place.
         weight: [C, W] any of those dtypes, W in 2..4, oldest tap first.

@@ -284,7 +284,7 @@ def causal_conv1d(
 
 
 def causal_conv1d_update(x, conv_state, weight, bias=None, activation=None, *, slots=None, out=None):
-    _require(x.dim() == 3 and x.shape[2] <= 8, f"x must be [B, C, T] with T 1 to 8, got {list(x.shape)}")
+    _require(x.dim() == 3 and x.shape[2] <= 8, f"x must be [B, C, T] with T up to 8, got {list(x.shape)}")
     return causal_conv1d(x, weight, bias, activation, conv_state=conv_state, slots=slots, out=out)
 
 

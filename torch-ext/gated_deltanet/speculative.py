@@ -120,7 +120,8 @@ def gated_delta_verify(
         scale: float that multiplies the output; None: K ** -0.5.
         use_qk_l2norm: x * rsqrt(sum(x^2) + 1e-6) on q and k first.
         gate_domain: "log", or "linear" where g holds the decay exp(g) itself.
-        out: [B, T, Hv, V] to write to; None: a new contiguous tensor of q's dtype.
+        out: [B, T, Hv, V] float32, bfloat16 or float16 to write to, apart from every other argument's memory; None: a
+            new contiguous tensor of q's dtype.
 
     Updated in place:
         ring and, for sequences longer than it, state; or state at the slots of state_table; or states_out. A sequence

@@ -40,7 +40,7 @@ def gated_delta_step(
         out     = norm(o) * act(z)      (norm_before_gate), or norm(o * act(z))
 
     Args:
-        mixed_qkv: [B, T, C] float32, bfloat16 or float16, T in 1..8, any strides; the input of the convolution, C =
+        mixed_qkv: [B, T, C] float32, bfloat16 or float16, T in 0..8, any strides; the input of the convolution, C =
             2 * Hk * K + Hv * V, as q | k | v. With layout="interleaved" [B, T, C + Hv * V]: Qwen3-Next's in_proj_qkvz,
             for each key head q [K], k [K], its value heads' v [Hv / Hk, V] and their z [Hv / Hk, V].
         z: [B, T, Hv, V] any of those dtypes, any strides; the gate before its activation. None with "interleaved".
