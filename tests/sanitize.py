@@ -1,21 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small run of every op on a GPU, under compute-sanitizer: `python tests/sanitize.py` runs it once per tool.
+"""A small run of every op on a GPU, under compute-sanitizer: `python tests/sanitize.py [FOLDER]`, FOLDER for the logs.
 
-The tools run side by side, each in a process of its own with torch's caching allocator off, so that every tensor is an
-allocation whose ends the tool knows. The shapes are small and awkward on purpose: odd lengths, padding rows, ragged
-offsets, strided views.
+Every tool runs over every part of the small run, side by side, each in a process of its own with torch's caching
+allocator off, so that every tensor is an allocation whose ends the tool knows. Nothing is filtered: torch's kernels are
+looked at too, which initcheck needs to know who wrote what ours read. The shapes are small and awkward on purpose: odd
+lengths, padding rows, ragged offsets, strided views.
 """
 
 import os
+import re
+import signal
 import subprocess
 import sys
+import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
-# Only our kernels are looked at; but initcheck has to see who wrote what they read.
-FILTER = ("--kernel-name", "kernel_substring=gdn")
+TOOLS = ("racecheck", "memcheck", "initcheck", "synccheck")   # the slowest first
+SECONDS = 140        # for everything; what is not done then is killed and counts as failed
+PROCESSES = 12       # at once
+# the first line of a report, up to where it says where; and the kernel, in that line or the next
+FINDING = re.compile(r"^========= (?! |COMPUTE-SANITIZER|[A-Z]+ SUMMARY|Target)(.+?)(?: between .*)?$")
+KERNEL = re.compile(r"\bat (?:void )?([\w:<>~ ]*?\w)(?=<[^:>]*[(:]|[<(+])")
 
 
 def run_rule(kernel, torch, smaller):
@@ -139,37 +147,72 @@ def run_serving(kernel, torch, smaller):
         kernel.conv_state_write(x.transpose(1, 2), window, num_accepted=counts, slots=slots)
 
 
-def small_run(smaller):
+PARTS = {run.__name__.removeprefix("run_"): run
+         for run in (run_rule, run_chunk, run_conv, run_gates_and_norm, run_step, run_serving)}  # fmt: skip
+
+
+def small_run(part, smaller):
     import torch
     from kernels import get_kernel
 
     kernel = get_kernel("org/gated-deltanet", version=1)
     torch.manual_seed(0)
-    for run in (run_rule, run_chunk, run_conv, run_gates_and_norm, run_step, run_serving):
-        run(kernel, torch, smaller)
+    PARTS[part](kernel, torch, smaller)
     torch.cuda.synchronize()
     print("small run: done")
 
 
-def main():
-    if "--small-run" in sys.argv:
-        return small_run("--smaller" in sys.argv)
+def findings(log):
+    """What the tools reported, by first line and kernel, with its count."""
+    found, lines = Counter(), log.splitlines()
+    for line, after in zip(lines, [*lines[1:], ""]):
+        match = FINDING.match(line.rstrip())
+        if match:
+            kernel = KERNEL.search(line) or KERNEL.search(after)
+            found[f"{match.group(1).strip()} in {kernel.group(1) if kernel else 'no kernel'}"] += 1
+    return found
+
+
+def run_tool(tool, part, deadline):
+    """A tool over a part of the small run: whether it is clean, and the log."""
     environment = {"LOCAL_KERNELS": f"org/gated-deltanet={ROOT}", "HF_HUB_OFFLINE": "1", **os.environ,
                    "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", "--show-backtrace", "no", sys.executable,
+               str(Path(__file__)), "--part", part]
+    if tool == "racecheck":   # it follows every access to shared memory: minutes for what the others do in seconds
+        command.append("--smaller")
+    start = time.monotonic()
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                               errors="replace", start_new_session=True)
+    try:
+        log = process.communicate(timeout=max(1.0, deadline - start))[0]
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)   # the tool and what it looks at
+        log = process.communicate()[0] + "\n========= Out of time\n"
+    clean = process.returncode == 0 and "small run: done" in log
+    log = f"# {tool} {part}: {'clean' if clean else 'FAILED'}, {time.monotonic() - start:.0f} s\n{log}\n"
+    return clean, log
 
-    def run(tool):
-        command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", "--print-limit", "5",
-                   *(FILTER if tool != "initcheck" else ()), sys.executable, str(Path(__file__)), "--small-run"]
-        if tool == "racecheck":   # it follows every access to shared memory: minutes for what the others do in seconds
-            command.append("--smaller")
-        result = subprocess.run(command, env=environment, capture_output=True, text=True)
-        clean = result.returncode == 0 and "small run: done" in result.stdout
-        details = "" if clean else f"\n{result.stdout[:6000]}\n{result.stderr[-2000:]}"
-        print(f"{tool}: {'clean' if clean else 'FAILED'}{details}", flush=True)
-        return clean
 
-    with ThreadPoolExecutor(len(TOOLS)) as pool:
-        sys.exit(0 if all(list(pool.map(run, TOOLS))) else 1)
+def main():
+    if "--part" in sys.argv:
+        return small_run(sys.argv[sys.argv.index("--part") + 1], "--smaller" in sys.argv)
+    folder = Path(sys.argv[1] if len(sys.argv) > 1 else os.environ.get("OUT", ROOT / ".build/sanitize"))
+    folder.mkdir(parents=True, exist_ok=True)
+    start = time.monotonic()
+    with ThreadPoolExecutor(PROCESSES) as pool:
+        runs = {tool: [pool.submit(run_tool, tool, part, start + SECONDS) for part in PARTS] for tool in TOOLS}
+    all_clean = True
+    for tool, results in runs.items():
+        logs = "".join(result.result()[1] for result in results)
+        (folder / f"sanitize_{tool}.txt").write_text(logs)
+        failed = [part for part, result in zip(PARTS, results) if not result.result()[0]]
+        all_clean = all_clean and not failed
+        print(f"{tool}: {'clean, ' + str(len(PARTS)) + ' parts' if not failed else 'FAILED in ' + ', '.join(failed)}")
+        for finding, count in findings(logs).most_common(12):
+            print(f"    {count} x {finding}")
+    print(f"logs in {folder}, {time.monotonic() - start:.0f} s")
+    sys.exit(0 if all_clean else 1)
 
 
 if __name__ == "__main__":

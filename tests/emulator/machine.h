@@ -127,15 +127,24 @@ inline void with_warp(void* argument, void (*work)(void**)) {
 inline int lane() { return static_cast<int>(machine().current->id % kWarp); }
 
 // `count` threads come to barrier `id` of this block, or of the cluster (id < 0).
-inline void meet(int id, int count) {
+inline Meeting& meeting_of(int id) {
   Machine& m = machine();
-  Meeting& meeting = m.meetings[id < 0 ? ~0u : m.current->block * 16 + static_cast<unsigned>(id)];
-  const uint64_t over = meeting.over;
-  ++m.progress;
+  return m.meetings[id < 0 ? ~0u : m.current->block * 16 + static_cast<unsigned>(id)];
+}
+
+inline void arrive(int id, int count) {
+  Meeting& meeting = meeting_of(id);
+  ++machine().progress;
   if (++meeting.arrived == count) {
     meeting.arrived = 0;
     ++meeting.over;
   }
+}
+
+inline void meet(int id, int count) {
+  Meeting& meeting = meeting_of(id);
+  const uint64_t over = meeting.over;
+  arrive(id, count);
   wait_until([&] { return meeting.over != over; });
 }
 

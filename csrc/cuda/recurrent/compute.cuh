@@ -190,7 +190,7 @@ __device__ __forceinline__ void step(const Tiling& tiling, const LaneRole<Cut>& 
   output = {{}, scalars.scale_sq, scalars.kq, scalars.alpha, own_f, smem_out};
 #pragma unroll
   for (int c = 0; c < Cut::kColumns; ++c) output.w_parts[c] = w_parts[c];
-  if (begins_chunk) meet_other_role(tiling);
+  if (begins_chunk) meet_staging(tiling);
   if constexpr (Cut::kOverlaps) {
     __syncwarp();
     read_operands(next_source, next);
@@ -220,7 +220,7 @@ __device__ __forceinline__ void run_in_turn(const Tiling& tiling, int64_t length
   Output<Cut> output;
   int place = 0;   // of the chunk in shared memory
   for (int64_t first = 0; first < length; first += tiling.chunk) {
-    meet_other_role(tiling);   // the chunk is staged
+    meet_staging(tiling);   // the chunk is staged
     LaneSource source = lane_source.plus(place);
     const int count = static_cast<int>(length - first < tiling.chunk ? length - first : tiling.chunk);
     for (int i = 0; i < count; ++i, source = source.plus(kFloats)) {
@@ -243,7 +243,7 @@ __device__ __forceinline__ void run_overlapped(const Tiling& tiling, int64_t len
   Operands<Cut> even, odd;
   Output<Cut> output = {};
   output.smem = source.v + ring * kFloats + kMaxValues;
-  meet_other_role(tiling);   // the first chunk is staged
+  meet_staging(tiling);   // the first chunk is staged
   read_operands(source, even);
   int64_t left = length;
   int left_of_chunk = tiling.chunk, left_of_ring = ring;
@@ -267,7 +267,7 @@ __device__ __forceinline__ void run_computing(const Tiling& tiling, int64_t leng
                                               const LaneRole<Cut>& role, Fragment<Cut>& fragment, Look&& look) {
   if constexpr (Cut::kOverlaps) run_overlapped(tiling, length, lane_source, role, fragment);
   else run_in_turn(tiling, length, lane_source, role, fragment, look);
-  meet_other_role(tiling);   // for the staging warps: everything is computed
+  meet_staging(tiling);   // for the staging warps: everything is computed
 }
 
 }  // namespace

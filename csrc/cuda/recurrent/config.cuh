@@ -46,12 +46,20 @@ struct Tiling {
   int64_t head_groups, tiles;
 };
 
-// Where the two roles meet, all warps of the block, each at its own place in the program: a barrier with a number and a count.
-// (__syncthreads would do the same, but it is only for threads that come to the same one.)
-constexpr int kChunkBarrier = 1;
+// Where the two roles meet, all warps of the block, each role at its own place in the program: not for one barrier, which is for
+// threads that wait at the same one. The computing warps wait until the chunk is staged and then say that they have come; nobody
+// comes to a barrier twice before all have passed it.
+constexpr int kStagedBarrier = 1, kComputedBarrier = 2;
 
-__device__ __forceinline__ void meet_other_role(const Tiling& tiling) {
-  ptx::bar_sync(kChunkBarrier, 32 * (tiling.tile_warps + tiling.stagers));
+__device__ __forceinline__ int threads_of(const Tiling& tiling) { return 32 * (tiling.tile_warps + tiling.stagers); }
+
+__device__ __forceinline__ void meet_staging(const Tiling& tiling) {
+  ptx::bar_sync(kStagedBarrier, threads_of(tiling));
+  ptx::bar_arrive(kComputedBarrier, threads_of(tiling));
+}
+__device__ __forceinline__ void meet_computing(const Tiling& tiling) {
+  ptx::bar_arrive(kStagedBarrier, threads_of(tiling));
+  ptx::bar_sync(kComputedBarrier, threads_of(tiling));
 }
 
 // Several adjacent elements, moved at once.

@@ -216,7 +216,7 @@ __device__ __forceinline__ void run_staging(const RuleParams& p, const Tiling& t
   Token<kSteps> token;
   load_token<io_t>(p, in_quads, source, first + token_of_pass, first + token_of_pass < span.length, token);
   for (int64_t c = -1; c <= num_chunks + 1; ++c) {
-    if (c >= 0 && c <= num_chunks) meet_other_role(tiling);
+    if (c >= 0 && c <= num_chunks) meet_computing(tiling);
     float* const smem_chunk = smem_tokens + (static_cast<int>((c + 1) % kRing) * tiling.chunk + token_of_pass) * kFloats;
     for (int i = first; c >= 2 && i < tiling.chunk; i += step) {
       const int64_t t = (c - 2) * tiling.chunk + i + token_of_pass;

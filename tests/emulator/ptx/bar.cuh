@@ -8,4 +8,6 @@ namespace gdn::cuda::ptx {
 
 inline void bar_sync(int id, int threads) { emulated::meet(id, threads); }
 
+inline void bar_arrive(int id, int threads) { emulated::arrive(id, threads); }
+
 }  // namespace gdn::cuda::ptx
