@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "../../torch-ext/torch_binding.h"
+#include "../common/conv.h"
 #include "../cuda/ops.h"
 #include "checks.h"
 
 namespace gdn::api {
 namespace {
 
-constexpr int64_t kMinWidth = 2, kMaxWidth = 4, kMaxUpdateTokens = 8;
+constexpr int64_t kMaxUpdateTokens = 8;
 
 // What both ops share: x, out and weight; the caller adds the rest.
 ConvParams conv_params(const Checker& check, const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
@@ -18,7 +19,7 @@ ConvParams conv_params(const Checker& check, const Tensor& x, const Tensor& weig
   params.C = x.size(1);
   params.T = x.size(2);
   params.width = weight.size(1);
-  check.require(params.width >= kMinWidth && params.width <= kMaxWidth, "weight", "[C, W] with W 2 to 4", weight);
+  check.require(params.width >= kMinTaps && params.width <= kMaxTaps, "weight", "[C, W] with W 2 to 4", weight);
   params.x = check.view("x", x, {params.B, params.C, params.T}, "[B, C, T]");
   params.out = check.written("out", out, {params.B, params.C, params.T}, "[B, C, T]");
   check.require_apart("out", out, "x", x);
@@ -94,7 +95,7 @@ void conv_state_write(Tensor x, Tensor conv_state, Tensor num_accepted, Optional
   params.N = num_sequences(check, cu_seqlens, params.B);
   params.window = conv_state.size(2);
   params.pool = conv_state.size(0);
-  check.require(params.window >= 1 && params.window <= kMaxWidth, "conv_state", "of window 1 to 4", conv_state);
+  check.require(params.window >= 1 && params.window <= kMaxTaps, "conv_state", "of window 1 to 4", conv_state);
   params.x = check.view("x", x, {params.B, params.C, params.T}, "[B, C, T]");
   params.conv_state = check.written("conv_state", conv_state, {params.pool, params.C, params.window},
                                     "[slots, C, W - 1 or W]");

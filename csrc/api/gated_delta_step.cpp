@@ -2,13 +2,12 @@
 #include <algorithm>
 
 #include "../../torch-ext/torch_binding.h"
+#include "../common/conv.h"
 #include "../cuda/ops.h"
 #include "rule_inputs.h"
 
 namespace gdn::api {
 namespace {
-
-constexpr int64_t kMinWidth = 2, kMaxWidth = 4;
 
 // The dims, from the state, the projection and num_key_heads.
 Dims step_dims(const Checker& check, const Tensor& mixed_qkv, const Tensor& state, int64_t num_key_heads) {
@@ -78,7 +77,7 @@ void add_convolution(const Checker& check, const Tensor& conv_state, const Tenso
   const int64_t channels = 2 * d.Hk * d.K + d.Hv * d.V;
   check.require_dim("conv_weight", weight, 2, "[C, W]");
   params.width = weight.size(1);
-  check.require(params.width >= kMinWidth && params.width <= kMaxWidth, "conv_weight", "[C, W] with W 2 to 4", weight);
+  check.require(params.width >= kMinTaps && params.width <= kMaxTaps, "conv_weight", "[C, W] with W 2 to 4", weight);
   params.conv_weight = check.view("conv_weight", weight, {channels, params.width}, "[C, W]");
   params.conv_bias = check.view("conv_bias", bias, {channels}, "[C]");
   check.require_dim("conv_state", conv_state, 3, "[slots, C, W - 1 or W]");

@@ -8,7 +8,7 @@
 
 namespace gdn {
 
-constexpr int kMaxTaps = 4;
+constexpr int kMinTaps = 2, kMaxTaps = 4;   // of a convolution; a window has at most as many columns as taps
 
 // Both right-aligned: past[j] is the input kMaxTaps - j tokens before the next one.
 struct ConvTaps {

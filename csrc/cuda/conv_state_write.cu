@@ -2,6 +2,7 @@
 // The deferred window write: each window moves over the accepted tokens of its sequence.
 //
 //     new column j = input number accepted - window + j of the sequence; below 0 an old column
+#include "../common/conv.h"
 #include "launch.cuh"
 #include "ops.h"
 #include "tile/pack.cuh"
@@ -10,7 +11,6 @@ namespace gdn::cuda {
 namespace {
 
 constexpr int kThreads = 128;
-constexpr int kMaxWindow = 4;
 constexpr int kChannels = 4;   // per thread of the vectorised kernel
 
 // A sequence's row: which inputs become which columns.
@@ -34,9 +34,9 @@ __global__ void __launch_bounds__(kThreads) write_any(const __grid_constant__ Co
     const int64_t n = block / blocks, c = (block - n * blocks) * kThreads + threadIdx.x;
     const Row row = row_of(p, n);
     if (row.slot < 0 || c >= p.C) continue;
-    float column[kMaxWindow];
+    float column[kMaxTaps];
 #pragma unroll
-    for (int j = 0; j < kMaxWindow; ++j) {
+    for (int j = 0; j < kMaxTaps; ++j) {
       const int64_t token = row.first + j;
       column[j] = 0.0f;
       if (j >= p.window) continue;
@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(kThreads) write_any(const __grid_constant__ Co
       else if (row.has_past) column[j] = p.conv_state.load(p.conv_state.offset(row.slot, c, p.window + token));
     }
 #pragma unroll
-    for (int j = 0; j < kMaxWindow; ++j) {
+    for (int j = 0; j < kMaxTaps; ++j) {
       if (j < p.window) p.conv_state.store(p.conv_state.offset(row.slot, c, j), column[j]);
     }
   }

@@ -3,13 +3,13 @@
 // the accepted tokens, new column j holds input number accepted - window + j, below 0 an old column.
 #pragma once
 
+#include "../../common/conv.h"
 #include "rows.h"
 
 namespace gdn::cpu::GDN_ISA {
 
 inline void conv_state_write_range(const ConvWriteParams& p, int64_t begin, int64_t end) {
-  constexpr int kMaxWindow = 4;
-  alignas(64) float columns[kMaxWindow][kChannelBlock];
+  alignas(64) float columns[kMaxTaps][kChannelBlock];
   const int64_t blocks = ceil_div(p.C, kChannelBlock);
   for (int64_t unit = begin; unit < end; ++unit) {
     const int64_t n = unit / blocks, channel = unit % blocks * kChannelBlock;

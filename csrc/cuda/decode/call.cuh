@@ -57,6 +57,13 @@ inline bool moves_in_vectors(const View& state, const Dims& dims) {
          fits(state, 1);
 }
 
+// Four neighbouring elements of a token's vector by one access.
+inline bool moves_in_quads(const View& view) {
+  bool whole = view.stride[3] == 1 && reinterpret_cast<uintptr_t>(view.data) % (4 * dtype_size(view.dtype)) == 0;
+  for (int i = 0; i < 3; ++i) whole = whole && view.stride[i] % 4 == 0;
+  return whole;
+}
+
 // Whether a Call can hold these strides and sizes.
 inline bool has_call(const RuleParams& p) {
   const Dims& dims = p.dims;

@@ -74,6 +74,7 @@ struct Place {
 struct Cut {
   Divider pieces_of_row, tiles, group;   // Hv x tiles; tiles of a head; value heads of a key head
   int chunk;                             // tokens staged together
+  uint32_t ahead;                        // pieces of the chip at once: from one to the one whose state it prefetches; 0: none
 };
 
 struct Work {

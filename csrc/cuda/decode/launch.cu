@@ -26,12 +26,18 @@ int pick_tile(const Dims& dims, int num_sms) {
 }
 
 template <class Shape>
-Cut cut_of(const RuleParams& params) {
+Cut cut_of(const RuleParams& params, int pieces_ahead) {
   const Dims& dims = params.dims;
   const int64_t tiles = ceil_div(dims.V, Shape::kTile);
   const int64_t tokens = dims.N > 0 ? ceil_div(dims.B * dims.T, dims.N) : 0;   // of a row, on average
   return {divider(static_cast<uint32_t>(dims.Hv * tiles)), divider(static_cast<uint32_t>(tiles)),
-          divider(static_cast<uint32_t>(dims.Hv / dims.Hk)), static_cast<int>(std::clamp<int64_t>(tokens, 1, kMostTokens))};
+          divider(static_cast<uint32_t>(dims.Hv / dims.Hk)), static_cast<int>(std::clamp<int64_t>(tokens, 1, kMostTokens)),
+          static_cast<uint32_t>(pieces_ahead)};
+}
+
+// What decode_many moves by quads.
+bool tokens_move_in_quads(const RuleParams& params) {
+  return moves_in_quads(params.q) && moves_in_quads(params.k) && moves_in_quads(params.v) && moves_in_quads(params.out);
 }
 
 // Dense rows of one token, all of them this launch's.
@@ -43,13 +49,14 @@ template <class Shape>
 const char* launch_shape_of_one(const RuleParams& params, void* stream) {
   const int64_t blocks = num_rows(params) * params.dims.Hv * ceil_div(params.dims.V, Shape::kTile);
   return launch_early(decode_one<Shape>, blocks, Shape::kThreads, kBytesOfOne<Shape>, stream, call_of(params),
-                      cut_of<Shape>(params));
+                      cut_of<Shape>(params, 0));
 }
 
 template <class Shape, class Keeps>
 const char* launch_shape_of_many(const RuleParams& params, const Keeps& keeps, void* stream) {
   const int64_t blocks = num_rows(params) * params.dims.Hv * ceil_div(params.dims.V, Shape::kTile);
-  const Cut cut = cut_of<Shape>(params);
+  const bool knows_slots = params.initial_state.given() && keeps.starts_at_slots();
+  const Cut cut = cut_of<Shape>(params, knows_slots ? Shape::kBlocks * num_multiprocessors() : 0);
   return launch_early(decode_many<Shape, Keeps>, blocks, Shape::kThreads, smem_bytes<Shape>(cut), stream, call_of(params),
                       cut, keeps);
 }
@@ -129,7 +136,8 @@ bool records_fit(const VerifyParams& params) {
 
 bool decode_supports(const RuleParams& params) {
   const Dims& dims = params.dims;
-  return dims.B * dims.T <= kMostTokens * dims.N && !params.checkpoints.given() && has_shape(params);
+  return dims.B * dims.T <= kMostTokens * dims.N && !params.checkpoints.given() && has_shape(params) &&
+         (is_one_token(params) || tokens_move_in_quads(params));
 }
 
 const char* decode_gated_delta_rule(const RuleParams& params, void* stream) {
@@ -137,6 +145,7 @@ const char* decode_gated_delta_rule(const RuleParams& params, void* stream) {
 }
 
 bool decode_supports(const VerifyParams& params) {
+  if (!tokens_move_in_quads(params.rule)) return false;
   if (params.ring.given()) return params.ring_rows <= kMost && records_fit(params) && has_shape(params.rule);
   if (params.states_out.given() && (params.states_out.dtype != params.rule.initial_state.dtype ||
                                     is_v_first(params.states_out) != is_v_first(params.rule.initial_state) ||

@@ -2,29 +2,24 @@
 //
 // Gated delta rule on a few tokens a sequence, exact: rule.h's step, token by token, on a state that is read once.
 //     S <- exp(g) S;   d = beta (v - S^T k);   S <- S + k d^T;   o = scale S^T q
-// Bound by the bytes of S and by issue slots: a token costs four instructions an element of S, and a tenth more.
+// Bound by the bytes of S and by issue slots: a token costs four instructions an element of S, and a third more.
 // Grid    a block a piece: sequence (slowest), value head, tile of V (fastest); ragged: one more row of pieces for tokens of
-//         no sequence.   Block: config.cuh's Shape; warp w stages tokens w, w + kWarps, ... for all.
+//         no sequence.   Block: config.cuh's Shape; all its lanes stage a chunk of tokens, tokens.cuh.
 // Reads   q k [T, Hk, K], v [T, Hv, V], g beta [T, Hv]; S [K, V] once.   Writes   o [T, Hv, V]; what Keeps says.
-// Shared  cut.chunk tokens (kSmemToken floats each). Barriers: when they are staged, and before the next ones overwrite them.
+// Shared  cut.chunk tokens of SmemToken. Barriers: when they are staged, and before the next ones overwrite them. A warp leaves o
+//         and f of its columns beside them and writes them out when it is done with the chunk.
+// L2      a block asks for the state of the piece that will be computed when it is done; the first ones, for their own while
+//         the grid before this one drains.
 // Order   the sums of rule.h: same bits as the recurrence, whatever the tile and the layout.
-// Needs   K = 32 kSteps; vectors of 16 bytes along the state's contiguous dim; q, k, v with neighbouring elements; sm_80 on.
+// Needs   K = 32 kSteps; vectors of 16 bytes along the state's contiguous dim; q, k, v and out by quads; sm_80 on.
 #pragma once
 
 #include "../ptx/pdl.cuh"
-#include "keep.cuh"
-#include "stage.cuh"
+#include "compute.cuh"
+#include "tokens.cuh"
 
 namespace gdn::cuda {
 namespace {
-
-// A staged token in floats: k, q, v of the tile, scalars.
-template <class Shape>
-struct SmemToken {
-  static constexpr int kQ = Shape::kKeyDim, kV = 2 * Shape::kKeyDim, kScalars = kV + Shape::kTile;
-  static constexpr int kFloats = kScalars + 8;
-};
-static_assert(sizeof(StepScalars) == 8 * sizeof(float), "a token's scalars are one record of 8 floats");
 
 template <class Shape>
 constexpr size_t smem_bytes(const Cut& cut) {
@@ -106,27 +101,24 @@ __device__ __forceinline__ void write_fragment(const float* smem_k, const Place<
   }
 }
 
-// Tokens first .. first + count of the row to shared memory, by the warp that each falls to.
-template <class Shape, class Keeps>
-__device__ __forceinline__ void stage_tokens(const Call& call, const Keeps& keeps, const typename Keeps::Target& target,
-                                             const Work& work, const Row& row, int first, int count, float* smem) {
+// One token; leaves each lane's o or f of its own columns in shared memory. kWrites: somebody reads the state behind it.
+template <bool kWrites, class Shape>
+__device__ __forceinline__ void step(float* smem_token, const Place<Shape>& place, Fragment<Shape>& fragment) {
   using Token = SmemToken<Shape>;
-  const int lane = threadIdx.x % 32, warp = __shfl_sync(kAllLanes, threadIdx.x / 32, 0);   // known to be the same for all lanes
-#pragma unroll 1
-  for (int t = warp; t < count; t += Shape::kWarps) {
-    TokenBits<Shape> token = {};
-    load_token<Shape>(call, work, row.origin, first + t, lane, token);
-    float* const smem_token = smem + t * Token::kFloats;
-    const char* const v = token_address(call.v, row.origin, first + t, work.head);
-#pragma unroll 1
-    for (int column = lane; column < Shape::kTile; column += 32) {
-      const bool is_inside = work.column + column < call.V;
-      smem_token[Token::kV + column] = is_inside ? load_float(v, call.dtype, work.column + column) : 0.0f;
-    }
-    const StepScalars scalars = stage_token<Shape>(call, token, lane, smem_token, smem_token + Token::kQ);
-    if (lane == 0) *reinterpret_cast<StepScalars*>(smem_token + Token::kScalars) = scalars;
-    keeps.template keep_token<Shape>(target, work, first + t, token.k, scalars.alpha);
-  }
+  constexpr int kLeft = Shape::kLeft;
+  float u[Shape::kColumns], w[Shape::kColumns], f[Shape::kColumns], left[kLeft], v[kLeft], own_o[kLeft], own_f[kLeft];
+  const StepScalars scalars = *reinterpret_cast<const StepScalars*>(smem_token + Token::kScalars);
+#pragma unroll
+  for (int i = 0; i < kLeft; ++i) v[i] = smem_token[Token::kV + place.own_column() + i * place.kColumnStep];
+  sum_fragment<Shape>(smem_token, place, fragment, u);   // one after the other: half the partial sums in registers
+  sum_fragment<Shape>(smem_token + Token::kQ, place, fragment, w);
+  deal_sums<Shape>(place, u, w, left);
+  finish_sums<Shape>(place, scalars, left, v, f, own_o, own_f);
+  if constexpr (kWrites) write_fragment<Shape>(smem_token, place, scalars.alpha, f, fragment);
+  if (!place.is_first_copy()) return;
+  float* const smem_result = smem_token + (place.has_w() ? Token::kOut : Token::kF) + place.own_column();
+#pragma unroll
+  for (int i = 0; i < kLeft; ++i) smem_result[i * place.kColumnStep] = place.has_w() ? own_o[i] : own_f[i];
 }
 
 template <class Shape, class Keeps>
@@ -134,50 +126,35 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     decode_many(const __grid_constant__ Call call, const __grid_constant__ Cut cut, const __grid_constant__ Keeps keeps) {
   extern __shared__ float4 smem_tokens[];
   using Token = SmemToken<Shape>;
-  constexpr int kLeft = Shape::kLeft;
   float* const smem = reinterpret_cast<float*>(smem_tokens);
   const Work work = work_of_piece(cut, blockIdx.x, Shape::kTile);
   const Place<Shape> place(threadIdx.x);
+  if (blockIdx.x < cut.ahead) prefetch_piece<Shape>(call, cut, blockIdx.x);
   ptx::griddepcontrol_wait();   // before any memory is read
   Row row;
   if (!open_row<Shape>(call, keeps, work, row)) return;
-  const int columns = call.V - work.column - place.first, own = work.column + place.own_column();
+  const int columns = call.V - work.column - place.first;
   Packs<Shape> packs;
   load_share<Shape, true>(share_address<Shape>(call.in, row.slot, work, place), call.in.line, row.slot >= 0 ? columns : 0, packs);
   ptx::griddepcontrol_launch_dependents();
-  const typename Keeps::Target target = keeps.target_of(work, row, own);
-  char* out = token_address(call.out, row.origin, 0, work.head) + own * call.out_dim;
+  const typename Keeps::Target target = keeps.target_of(work, row);
   int first = 0, count = row.length < cut.chunk ? row.length : cut.chunk;
   stage_tokens<Shape>(call, keeps, target, work, row, first, count, smem);
+  if (cut.ahead > 0 && blockIdx.x + cut.ahead < gridDim.x) prefetch_piece<Shape>(call, cut, blockIdx.x + cut.ahead);
   __syncthreads();   // the tokens are there
   Fragment<Shape> fragment;
   widen<Shape>(packs, fragment);
 #pragma unroll 1
   while (true) {
-    const float* smem_token = smem;
+    float* smem_token = smem;
 #pragma unroll 1
     for (int t = first; t < first + count; ++t) {
-      float u[Shape::kColumns], w[Shape::kColumns], f[Shape::kColumns], left[kLeft], v[kLeft], own_o[kLeft], own_f[kLeft];
-      sum_fragment<Shape>(smem_token, place, fragment, u);   // one after the other: half the partial sums in registers
-      sum_fragment<Shape>(smem_token + Token::kQ, place, fragment, w);
-      deal_sums<Shape>(place, u, w, left);
-      const StepScalars scalars = *reinterpret_cast<const StepScalars*>(smem_token + Token::kScalars);
-#pragma unroll
-      for (int i = 0; i < kLeft; ++i) v[i] = smem_token[Token::kV + place.own_column() + i * place.kColumnStep];
-      finish_sums<Shape>(place, scalars, left, v, f, own_o, own_f);
-      if (keeps.needs_state_after(row, t)) write_fragment<Shape>(smem_token, place, scalars.alpha, f, fragment);
-      if (place.is_first_copy()) {
-#pragma unroll
-        for (int i = 0; i < kLeft; ++i) {
-          if (own + i * place.kColumnStep >= call.V) continue;
-          if (place.has_w()) store_float(out + i * place.kColumnStep * call.out_dim, call.out_dtype, 0, own_o[i]);
-          else keeps.keep_factor(target, t, i * place.kColumnStep, own_f[i]);
-        }
-      }
+      if (keeps.needs_state_after(row, t)) step<true, Shape>(smem_token, place, fragment);
+      else step<false, Shape>(smem_token, place, fragment);
       keeps.template keep_state<Shape>(target, work, t, place, columns, fragment);
       smem_token += Token::kFloats;
-      out += call.out.token;
     }
+    write_results<Shape>(call, keeps, target, work, row, first, count, smem);
     first += count;
     if (first >= row.length) break;
     count = row.length - first < cut.chunk ? row.length - first : cut.chunk;

@@ -2,6 +2,7 @@
 // A lane's share of the state between memory and registers: 16 bytes an access, all loads in flight at once.
 #pragma once
 
+#include "../ptx/cp_async.cuh"
 #include "../ptx/ld_st.cuh"
 #include "../tile/pack.cuh"
 #include "config.cuh"
@@ -66,6 +67,26 @@ __device__ __forceinline__ void load_share(char* gmem, int line, int columns, Pa
     if constexpr (kStreams) ptx::ld_global_streaming_v4(vector, packs.word[idx]);
     else ptx::ld_global_v4(vector, packs.word[idx]);
   });
+}
+
+// Asks for a piece's share of the state to be brought to the L2, all threads of the block together. Only a hint: the slot is
+// looked up past the L1, since somebody may still be writing it.
+template <class Shape>
+__device__ __forceinline__ void prefetch_piece(const Call& call, const Cut& cut, uint32_t piece) {
+  constexpr int kItem = static_cast<int>(sizeof(typename Shape::state_t)), kLine = 128;
+  constexpr int kLineBytes = (Shape::kVFirst ? Shape::kKeyDim : Shape::kTile) * kItem;   // contiguous in the tile
+  constexpr int kOfLine = kLineBytes < kLine ? 1 : kLineBytes / kLine, kLines = Shape::kVFirst ? Shape::kTile : Shape::kKeyDim;
+  const Work work = work_of_piece(cut, piece, Shape::kTile);
+  if (work.n >= call.N) return;
+  const int64_t slot = slot_or_padding(call.slots.given() ? call.slots.peek(work.n) : work.n, call.pool_in);
+  if (slot < 0) return;
+  const char* const tile = call.in.data + wide(static_cast<int>(slot), call.in.slot) + wide(work.head, call.in.head) +
+                           wide(work.column, Shape::kVFirst ? call.in.line : kItem);
+#pragma unroll
+  for (int idx = threadIdx.x; idx < kLines * kOfLine; idx += Shape::kThreads) {
+    const int line = idx / kOfLine;
+    if (!Shape::kVFirst || work.column + line < call.V) ptx::prefetch_l2(tile + wide(line, call.in.line) + idx % kOfLine * kLine);
+  }
 }
 
 // The elements of vector idx: kVector of them along the contiguous dim.

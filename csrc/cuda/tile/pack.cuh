@@ -144,4 +144,13 @@ __device__ __forceinline__ void store_floats(float* smem, const float* x) {
   }
 }
 
+// The same of floats that are kept as bits.
+template <int kCount>
+__device__ __forceinline__ void store_floats(float* smem, const uint32_t (&word)[kCount]) {
+  float x[kCount];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) x[i] = bits_float(word[i]);
+  store_floats<kCount>(smem, x);
+}
+
 }  // namespace gdn::cuda
