@@ -9,9 +9,11 @@ lengths, padding rows, ragged offsets, strided views.
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TOOLS = ("racecheck", "memcheck", "initcheck", "synccheck")   # the slowest first
 SECONDS = 140        # for everything; what is not done then is killed and counts as failed
 PROCESSES = 12       # at once
+SANITIZER = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
 # the first line of a report, up to where it says where; and the kernel, in that line or the next
 FINDING = re.compile(r"^========= (?! |COMPUTE-SANITIZER|[A-Z]+ SUMMARY|Target)(.+?)(?: between .*)?$")
 KERNEL = re.compile(r"\bat (?:void )?([\w:<>~ ]*?\w)(?=<[^:>]*[(:]|[<(+])")
@@ -177,18 +180,23 @@ def run_tool(tool, part, deadline):
     """A tool over a part of the small run: whether it is clean, and the log."""
     environment = {"LOCAL_KERNELS": f"org/gated-deltanet={ROOT}", "HF_HUB_OFFLINE": "1", **os.environ,
                    "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", "--show-backtrace", "no", sys.executable,
+    command = [SANITIZER, "--tool", tool, "--error-exitcode", "9", "--show-backtrace", "no", sys.executable,
                str(Path(__file__)), "--part", part]
     if tool == "racecheck":   # it follows every access to shared memory: minutes for what the others do in seconds
         command.append("--smaller")
     start = time.monotonic()
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                               errors="replace", start_new_session=True)
-    try:
-        log = process.communicate(timeout=max(1.0, deadline - start))[0]
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)   # the tool and what it looks at
-        log = process.communicate()[0] + "\n========= Out of time\n"
+    with tempfile.TemporaryFile() as output:   # no pipe: what outlives the tool could hold it open
+        process = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT,
+                                   start_new_session=True)
+        try:
+            process.wait(max(1.0, deadline - start))
+            late = ""
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)   # the tool and what it looks at
+            process.wait()
+            late = "\n========= Out of time\n"
+        output.seek(0)
+        log = output.read().decode(errors="replace") + late
     clean = process.returncode == 0 and "small run: done" in log
     log = f"# {tool} {part}: {'clean' if clean else 'FAILED'}, {time.monotonic() - start:.0f} s\n{log}\n"
     return clean, log

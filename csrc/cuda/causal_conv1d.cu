@@ -32,13 +32,14 @@ template <class io_t, int kWindow>
 constexpr int kUpdateChannels = kWindow == 4 ? 4 / static_cast<int>(sizeof(io_t)) : 4;
 template <class io_t, int kWindow>
 constexpr int kUpdateUnit = kWindow == 4 ? kVector<io_t> : 4;   // elements of an access of the window
-constexpr int kUpdateBlocks = 4, kLongestUpdate = 8;   // of one token: blocks of a multiprocessor, most rows of a block
-constexpr int kUpdateRows = 2;   // rows that a thread has in flight in the update of one token
+constexpr int kUpdateRows = 2;   // rows per thread of the update of one token
+template <int kWindow>
+constexpr int kUpdateBlocks = kWindow == 4 ? 8 : 6;   // of the update of one token on a multiprocessor
 
 struct UpdateTiles {
   uint32_t fast, num_blocks;   // blocks along the channels, blocks
   uint32_t channels, rows;
-  uint32_t run;                // rows of a block
+  uint32_t first_wave;         // blocks that start at once
 };
 
 // ---- nothing vectorised ----
@@ -312,62 +313,58 @@ __device__ __forceinline__ void finish_outputs(float (&acc)[kCount], bool use_si
 
 // ---- one token behind a kept window ----
 
-// Asks for x and the windows of rows n0 .. n0 + rows, at a warp's channels from c on, to be brought to the L2: each line once,
-// by a lane of its own. Only a hint: the slots are looked at past the L1, since somebody may still be writing them.
-template <class io_t, int kWindow>
-__device__ __forceinline__ void prefetch_rows(const ConvParams& p, uint32_t channels, uint32_t n0, uint32_t rows, uint32_t c) {
-  constexpr uint32_t kLine = 128 / sizeof(io_t), kElements = 32 * kUpdateChannels<io_t, kWindow>;
-  constexpr uint32_t kOfX = (kElements + kLine - 1) / kLine, kLines = kOfX + (kElements * kWindow + kLine - 1) / kLine;
-  for (uint32_t idx = threadIdx.x % 32; idx < rows * kLines; idx += 32) {
-    const uint32_t n = n0 + idx / kLines, line = idx % kLines;
-    const uint32_t element = line < kOfX ? c + line * kLine : c * kWindow + (line - kOfX) * kLine;
-    if (line < kOfX) {
-      if (element < channels) ptx::prefetch_l2(static_cast<const io_t*>(p.x.data) + p.x.offset(n) + element);
-      continue;
-    }
-    const int64_t slot = slot_or_padding(p.slots.given() ? p.slots.peek(n) : n, p.pool);
-    if (slot < 0 || element >= channels * kWindow) continue;
-    ptx::prefetch_l2(static_cast<const io_t*>(p.conv_state.data) + p.conv_state.offset(slot) + element);
-  }
-}
-
 // Update of one token with channels contiguous, a dense window, and one dtype for all tensors.
-// Grid    x: ceil(N / tiles.run) * ceil(C / (kChannels * kThreads)), channels fastest.
-// Block   a thread per kChannels channels of tiles.run rows, kRows at once: slots first, then every load, then the work.
+// Grid    x: ceil(N / kUpdateRows) * ceil(C / (kChannels * kThreads)), channels fastest.
+// Block   a thread per kChannels channels of kUpdateRows rows: slots first, then every load, then the work.
 // Reads   x, the window by 16 bytes (a window of 3 in three parts), the weights once for all rows.
 // Writes  out and the window, likewise.
-// Early   the grid starts while the one before it drains, and has its rows brought to the L2 before it waits for that one.
+// Early   the grid starts while the one before it drains, and its first blocks have their rows brought to the L2 before they
+//         wait for that one. The slots are looked at past the L1 for this, all of them first, and read once more behind the
+//         wait: they only say what to bring.
 // Needs   W = 4, window 3 or 4; weights and bias dense; C, strides and addresses in multiples of the accesses. Any arch.
 template <class io_t, int kWindow>
-__global__ void __launch_bounds__(kThreads, kWindow == 4 ? 8 : 6)
+__global__ void __launch_bounds__(kThreads, kUpdateBlocks<kWindow>)
 conv_update_token(const __grid_constant__ ConvParams p, const __grid_constant__ UpdateTiles tiles) {
   constexpr int kChannels = kUpdateChannels<io_t, kWindow>, kRows = kUpdateRows, kUnit = kUpdateUnit<io_t, kWindow>;
   constexpr int kUnits = kChannels * kWindow / kUnit;
-  const uint32_t group = blockIdx.x / tiles.fast, first = group * tiles.run;
-  const uint32_t last = first + tiles.run < tiles.rows ? first + tiles.run : tiles.rows;
-  const uint32_t c = ((blockIdx.x - group * tiles.fast) * kThreads + threadIdx.x) * kChannels;
-  prefetch_rows<io_t, kWindow>(p, tiles.channels, first, last - first, c - threadIdx.x % 32 * kChannels);
-  ptx::griddepcontrol_wait();
-  ptx::griddepcontrol_launch_dependents();
-  if (c >= tiles.channels) return;
-  float weight[kChannels * kWidth], bias[kChannels] = {};
-  load_dense<io_t, kChannels * kWidth>(static_cast<const io_t*>(p.weight.data) + c * kWidth, weight);
-  if (p.bias.given()) load_dense<io_t, kChannels>(static_cast<const io_t*>(p.bias.data) + c, bias);
-  io_t* const gmem_pool = static_cast<io_t*>(p.conv_state.data) + c * kWindow;
-#pragma unroll 1
-  for (uint32_t n0 = first; n0 < last; n0 += kRows) {
-    const uint32_t rows = last - n0;   // or more
+  for (uint32_t block = blockIdx.x; block < tiles.num_blocks; block += gridDim.x) {
+    const uint32_t group = block / tiles.fast, n0 = group * kRows;
+    const uint32_t c = ((block - group * tiles.fast) * kThreads + threadIdx.x) * kChannels;
+    const uint32_t rows = c < tiles.channels ? tiles.rows - n0 : 0;   // or more
     const io_t* const gmem_x = static_cast<const io_t*>(p.x.data) + p.x.offset(n0) + c;
     io_t* const gmem_out = static_cast<io_t*>(p.out.data) + p.out.offset(n0) + c;
+    io_t* const gmem_pool = static_cast<io_t*>(p.conv_state.data) + c * kWindow;
+    if (block == blockIdx.x) {
+      if (block < tiles.first_wave && rows > 0) {
+        int64_t slot[kRows];
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) slot[r] = p.slots.given() ? p.slots.peek(r < rows ? n0 + r : n0) : n0 + r;
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) {
+          if (r < rows) ptx::prefetch_l2(gmem_x + r * p.x.stride[0]);
+        }
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) {
+          const bool asks = r < rows && slot_or_padding(slot[r], p.pool) >= 0;
+          if (asks) ptx::prefetch_l2(gmem_pool + slot[r] * p.conv_state.stride[0]);
+        }
+      }
+      ptx::griddepcontrol_wait();
+      ptx::griddepcontrol_launch_dependents();
+    }
+    if (rows == 0) continue;
+    int64_t slot[kRows];
     io_t* gmem_window[kRows];   // nullptr: padding
     bool has_past[kRows];
     PackOf<io_t, kChannels> pack[kRows];
     PackOf<io_t, kUnit> past[kRows][kUnits];   // [channel][column]
 #pragma unroll
+    for (int r = 0; r < kRows; ++r) slot[r] = p.slots.given() ? p.slots.at(r < rows ? n0 + r : n0) : n0 + r;
+#pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      const int64_t slot = r < rows ? slot_of_row(p.slots, n0 + r, p.pool) : -1;
-      gmem_window[r] = slot >= 0 ? gmem_pool + slot * p.conv_state.stride[0] : nullptr;
-      has_past[r] = slot >= 0 && p.has_initial_state.at(n0 + r);
+      const bool is_live = r < rows && slot_or_padding(slot[r], p.pool) >= 0;
+      gmem_window[r] = is_live ? gmem_pool + slot[r] * p.conv_state.stride[0] : nullptr;
+      has_past[r] = is_live && p.has_initial_state.at(n0 + r);
     }
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
@@ -378,6 +375,9 @@ conv_update_token(const __grid_constant__ ConvParams p, const __grid_constant__ 
         if (has_past[r]) past[r][i] = load_pack_streaming<io_t, kUnit>(gmem_window[r] + i * kUnit);
       }
     }
+    float weight[kChannels * kWidth], bias[kChannels] = {};
+    load_dense<io_t, kChannels * kWidth>(static_cast<const io_t*>(p.weight.data) + c * kWidth, weight);
+    if (p.bias.given()) load_dense<io_t, kChannels>(static_cast<const io_t*>(p.bias.data) + c, bias);
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       if (r >= rows) break;
@@ -524,16 +524,14 @@ const char* launch_tokens(const ConvParams& p, Tiles tiles, void* stream) {
   return launch(conv_tokens<io_t>, tiles.num_blocks, kThreads, 0, stream, p, tiles);
 }
 
-// Rows of a block: as many as leave every multiprocessor kUpdateBlocks blocks, so that the next grid's fit beside them.
 template <class io_t, int kWindow>
 const char* launch_update(const ConvParams& p, void* stream) {
   const bool is_token = p.T == 1 && has_dense_weights(p);
   const int64_t fast = ceil_div(p.C, kUpdateChannels<io_t, kWindow> * kThreads);
-  const int64_t room = ceil_div(p.N * fast, int64_t{kUpdateBlocks} * num_multiprocessors());
-  const int64_t run = is_token ? (room < kUpdateRows ? kUpdateRows : (room > kLongestUpdate ? kLongestUpdate : room)) : 1;
-  const int64_t num_blocks = ceil_div(p.N, run) * fast;
+  const int64_t num_blocks = ceil_div(p.N, is_token ? kUpdateRows : 1) * fast;
   const UpdateTiles tiles = {static_cast<uint32_t>(fast), static_cast<uint32_t>(num_blocks),
-                             static_cast<uint32_t>(p.C), static_cast<uint32_t>(p.N), static_cast<uint32_t>(run)};
+                             static_cast<uint32_t>(p.C), static_cast<uint32_t>(p.N),
+                             static_cast<uint32_t>(kUpdateBlocks<kWindow> * num_multiprocessors())};
   if (num_blocks > kMaxBlocks || p.N > kMaxBlocks) return "more than 2^31 - 1 blocks";
   return is_token ? launch_early(conv_update_token<io_t, kWindow>, num_blocks, kThreads, 0, stream, p, tiles)
                   : launch(conv_update_tokens<io_t, kWindow>, num_blocks, kThreads, 0, stream, p, tiles);

@@ -74,7 +74,7 @@ struct Place {
 struct Cut {
   Divider pieces_of_row, tiles, group;   // Hv x tiles; tiles of a head; value heads of a key head
   int chunk;                             // tokens staged together
-  uint32_t ahead;                        // pieces of the chip at once: from one to the one whose state it prefetches; 0: none
+  uint32_t first_wave;                   // blocks that start at once and know their slots before the grid before them is done
 };
 
 struct Work {

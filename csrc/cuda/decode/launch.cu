@@ -26,13 +26,13 @@ int pick_tile(const Dims& dims, int num_sms) {
 }
 
 template <class Shape>
-Cut cut_of(const RuleParams& params, int pieces_ahead) {
+Cut cut_of(const RuleParams& params, int first_wave) {
   const Dims& dims = params.dims;
   const int64_t tiles = ceil_div(dims.V, Shape::kTile);
   const int64_t tokens = dims.N > 0 ? ceil_div(dims.B * dims.T, dims.N) : 0;   // of a row, on average
   return {divider(static_cast<uint32_t>(dims.Hv * tiles)), divider(static_cast<uint32_t>(tiles)),
           divider(static_cast<uint32_t>(dims.Hv / dims.Hk)), static_cast<int>(std::clamp<int64_t>(tokens, 1, kMostTokens)),
-          static_cast<uint32_t>(pieces_ahead)};
+          static_cast<uint32_t>(first_wave)};
 }
 
 // What decode_many moves by quads.
@@ -81,13 +81,15 @@ const char* launch_one(const RuleParams& params, bool is_narrow, void* stream) {
 
 template <class state_t, bool kVFirst, int kSteps, class Keeps>
 const char* launch_many(const RuleParams& params, const Keeps& keeps, bool is_narrow, void* stream) {
-  if constexpr (sizeof(state_t) == 4) {
-    if (!is_narrow) return launch_shape_of_many<Shape<state_t, kVFirst, kSteps, 4, 4, 3>>(params, keeps, stream);
-    if constexpr (kVFirst) return launch_shape_of_many<Shape<state_t, kVFirst, kSteps, 2, 4, 5>>(params, keeps, stream);
-    else return launch_shape_of_many<Shape<state_t, kVFirst, kSteps, 4, 2, 6>>(params, keeps, stream);
+  if constexpr (sizeof(state_t) == 4 && kVFirst) {
+    if (is_narrow) return launch_shape_of_many<Shape<state_t, kVFirst, kSteps, 2, 4, 6>>(params, keeps, stream);
+    return launch_shape_of_many<Shape<state_t, kVFirst, kSteps, 4, 4, 4>>(params, keeps, stream);
+  } else if constexpr (sizeof(state_t) == 4) {
+    if (is_narrow) return launch_shape_of_many<Shape<state_t, kVFirst, kSteps, 4, 2, 8>>(params, keeps, stream);
+    return launch_shape_of_many<Shape<state_t, kVFirst, kSteps, 4, 4, 4>>(params, keeps, stream);
   } else {
-    if (is_narrow) return launch_shape_of_many<Shape<state_t, kVFirst, kSteps, 2, 2, 6>>(params, keeps, stream);
-    return launch_shape_of_many<Shape<state_t, kVFirst, kSteps, 2, 4, 3>>(params, keeps, stream);
+    if (is_narrow) return launch_shape_of_many<Shape<state_t, kVFirst, kSteps, 2, 2, 8>>(params, keeps, stream);
+    return launch_shape_of_many<Shape<state_t, kVFirst, kSteps, 2, 4, 4>>(params, keeps, stream);
   }
 }
 

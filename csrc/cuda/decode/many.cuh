@@ -8,8 +8,7 @@
 // Reads   q k [T, Hk, K], v [T, Hv, V], g beta [T, Hv]; S [K, V] once.   Writes   o [T, Hv, V]; what Keeps says.
 // Shared  cut.chunk tokens of SmemToken. Barriers: when they are staged, and before the next ones overwrite them. A warp leaves o
 //         and f of its columns beside them and writes them out when it is done with the chunk.
-// L2      a block asks for the state of the piece that will be computed when it is done; the first ones, for their own while
-//         the grid before this one drains.
+// L2      the blocks that start at once ask for their state while the grid before this one drains.
 // Order   the sums of rule.h: same bits as the recurrence, whatever the tile and the layout.
 // Needs   K = 32 kSteps; vectors of 16 bytes along the state's contiguous dim; q, k, v and out by quads; sm_80 on.
 #pragma once
@@ -129,7 +128,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   float* const smem = reinterpret_cast<float*>(smem_tokens);
   const Work work = work_of_piece(cut, blockIdx.x, Shape::kTile);
   const Place<Shape> place(threadIdx.x);
-  if (blockIdx.x < cut.ahead) prefetch_piece<Shape>(call, cut, blockIdx.x);
+  if (blockIdx.x < cut.first_wave) prefetch_piece<Shape>(call, cut, blockIdx.x);
   ptx::griddepcontrol_wait();   // before any memory is read
   Row row;
   if (!open_row<Shape>(call, keeps, work, row)) return;
@@ -140,7 +139,6 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   const typename Keeps::Target target = keeps.target_of(work, row);
   int first = 0, count = row.length < cut.chunk ? row.length : cut.chunk;
   stage_tokens<Shape>(call, keeps, target, work, row, first, count, smem);
-  if (cut.ahead > 0 && blockIdx.x + cut.ahead < gridDim.x) prefetch_piece<Shape>(call, cut, blockIdx.x + cut.ahead);
   __syncthreads();   // the tokens are there
   Fragment<Shape> fragment;
   widen<Shape>(packs, fragment);

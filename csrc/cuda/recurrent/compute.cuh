@@ -190,7 +190,7 @@ __device__ __forceinline__ void step(const Tiling& tiling, const LaneRole<Cut>& 
   output = {{}, scalars.scale_sq, scalars.kq, scalars.alpha, own_f, smem_out};
 #pragma unroll
   for (int c = 0; c < Cut::kColumns; ++c) output.w_parts[c] = w_parts[c];
-  if (begins_chunk) meet_staging(tiling);
+  if (begins_chunk) wait_for_chunk(tiling);
   if constexpr (Cut::kOverlaps) {
     __syncwarp();
     read_operands(next_source, next);
@@ -220,7 +220,8 @@ __device__ __forceinline__ void run_in_turn(const Tiling& tiling, int64_t length
   Output<Cut> output;
   int place = 0;   // of the chunk in shared memory
   for (int64_t first = 0; first < length; first += tiling.chunk) {
-    meet_staging(tiling);   // the chunk is staged
+    wait_for_chunk(tiling);
+    say_begun(tiling);
     LaneSource source = lane_source.plus(place);
     const int count = static_cast<int>(length - first < tiling.chunk ? length - first : tiling.chunk);
     for (int i = 0; i < count; ++i, source = source.plus(kFloats)) {
@@ -243,11 +244,12 @@ __device__ __forceinline__ void run_overlapped(const Tiling& tiling, int64_t len
   Operands<Cut> even, odd;
   Output<Cut> output = {};
   output.smem = source.v + ring * kFloats + kMaxValues;
-  meet_staging(tiling);   // the first chunk is staged
+  wait_for_chunk(tiling);
   read_operands(source, even);
   int64_t left = length;
   int left_of_chunk = tiling.chunk, left_of_ring = ring;
   for (; left > 1; left -= 2) {
+    if (left_of_chunk == tiling.chunk) say_begun(tiling);
     const LaneSource second = source.plus(kFloats);
     step(tiling, role, even, source.v + kMaxValues, second, false, odd, fragment, output);
     left_of_chunk -= 2;
@@ -258,7 +260,10 @@ __device__ __forceinline__ void run_overlapped(const Tiling& tiling, int64_t len
     if (left_of_ring == 0) left_of_ring = ring;
     step(tiling, role, odd, second.v + kMaxValues, source, begins_chunk, even, fragment, output);
   }
-  if (left > 0) step(tiling, role, even, source.v + kMaxValues, source, false, odd, fragment, output);
+  if (left > 0) {
+    if (left_of_chunk == tiling.chunk) say_begun(tiling);
+    step(tiling, role, even, source.v + kMaxValues, source, false, odd, fragment, output);
+  }
   finish(role, output);
 }
 
@@ -267,7 +272,8 @@ __device__ __forceinline__ void run_computing(const Tiling& tiling, int64_t leng
                                               const LaneRole<Cut>& role, Fragment<Cut>& fragment, Look&& look) {
   if constexpr (Cut::kOverlaps) run_overlapped(tiling, length, lane_source, role, fragment);
   else run_in_turn(tiling, length, lane_source, role, fragment, look);
-  meet_staging(tiling);   // for the staging warps: everything is computed
+  wait_for_chunk(tiling);   // for the staging warps: everything is computed
+  say_begun(tiling);
 }
 
 }  // namespace
