@@ -88,8 +88,8 @@ const char* launch_many(const RuleParams& params, const Keeps& keeps, bool is_na
     if (is_narrow) return launch_shape_of_many<Shape<state_t, kVFirst, kSteps, 4, 2, 8>>(params, keeps, stream);
     return launch_shape_of_many<Shape<state_t, kVFirst, kSteps, 4, 4, 4>>(params, keeps, stream);
   } else {
-    if (is_narrow) return launch_shape_of_many<Shape<state_t, kVFirst, kSteps, 2, 2, 8>>(params, keeps, stream);
-    return launch_shape_of_many<Shape<state_t, kVFirst, kSteps, 2, 4, 4>>(params, keeps, stream);
+    if (is_narrow) return launch_shape_of_many<Shape<state_t, kVFirst, kSteps, 2, 2, 7>>(params, keeps, stream);
+    return launch_shape_of_many<Shape<state_t, kVFirst, kSteps, 2, 4, kVFirst ? 3 : 4>>(params, keeps, stream);
   }
 }
 
