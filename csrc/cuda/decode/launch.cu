@@ -26,13 +26,13 @@ int pick_tile(const Dims& dims, int num_sms) {
 }
 
 template <class Shape>
-Cut cut_of(const RuleParams& params, int first_wave) {
+Cut cut_of(const RuleParams& params) {
   const Dims& dims = params.dims;
   const int64_t tiles = ceil_div(dims.V, Shape::kTile);
   const int64_t tokens = dims.N > 0 ? ceil_div(dims.B * dims.T, dims.N) : 0;   // of a row, on average
   return {divider(static_cast<uint32_t>(dims.Hv * tiles)), divider(static_cast<uint32_t>(tiles)),
           divider(static_cast<uint32_t>(dims.Hv / dims.Hk)), static_cast<int>(std::clamp<int64_t>(tokens, 1, kMostTokens)),
-          static_cast<uint32_t>(first_wave)};
+          0};
 }
 
 // What decode_many moves by quads.
@@ -49,14 +49,15 @@ template <class Shape>
 const char* launch_shape_of_one(const RuleParams& params, void* stream) {
   const int64_t blocks = num_rows(params) * params.dims.Hv * ceil_div(params.dims.V, Shape::kTile);
   return launch_early(decode_one<Shape>, blocks, Shape::kThreads, kBytesOfOne<Shape>, stream, call_of(params),
-                      cut_of<Shape>(params, 0));
+                      cut_of<Shape>(params));
 }
 
 template <class Shape, class Keeps>
 const char* launch_shape_of_many(const RuleParams& params, const Keeps& keeps, void* stream) {
   const int64_t blocks = num_rows(params) * params.dims.Hv * ceil_div(params.dims.V, Shape::kTile);
+  Cut cut = cut_of<Shape>(params);
   const bool knows_slots = params.initial_state.given() && keeps.starts_at_slots();
-  const Cut cut = cut_of<Shape>(params, knows_slots ? Shape::kBlocks * num_multiprocessors() : 0);
+  if (knows_slots) cut.first_wave = static_cast<uint32_t>(Shape::kBlocks * num_multiprocessors());
   return launch_early(decode_many<Shape, Keeps>, blocks, Shape::kThreads, smem_bytes<Shape>(cut), stream, call_of(params),
                       cut, keeps);
 }
@@ -88,7 +89,7 @@ const char* launch_many(const RuleParams& params, const Keeps& keeps, bool is_na
     if (is_narrow) return launch_shape_of_many<Shape<state_t, kVFirst, kSteps, 4, 2, 8>>(params, keeps, stream);
     return launch_shape_of_many<Shape<state_t, kVFirst, kSteps, 4, 4, 4>>(params, keeps, stream);
   } else {
-    if (is_narrow) return launch_shape_of_many<Shape<state_t, kVFirst, kSteps, 2, 2, 7>>(params, keeps, stream);
+    if (is_narrow) return launch_shape_of_many<Shape<state_t, kVFirst, kSteps, 2, 2, 6>>(params, keeps, stream);
     return launch_shape_of_many<Shape<state_t, kVFirst, kSteps, 2, 4, kVFirst ? 3 : 4>>(params, keeps, stream);
   }
 }
