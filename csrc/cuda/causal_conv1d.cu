@@ -39,7 +39,7 @@ constexpr int kUpdateBlocks = kWindow == 4 ? 8 : 6;   // of the update of one to
 struct UpdateTiles {
   uint32_t fast, num_blocks;   // blocks along the channels, blocks
   uint32_t channels, rows;
-  uint32_t first_wave;         // blocks that start at once
+  uint32_t asking;             // so many blocks, the first ones, ask for their rows before they may read them
 };
 
 // ---- nothing vectorised ----
@@ -318,7 +318,7 @@ __device__ __forceinline__ void finish_outputs(float (&acc)[kCount], bool use_si
 // Block   a thread per kChannels channels of kUpdateRows rows: slots first, then every load, then the work.
 // Reads   x, the window by 16 bytes (a window of 3 in three parts), the weights once for all rows.
 // Writes  out and the window, likewise.
-// Early   the grid starts while the one before it drains, and its first blocks have their rows brought to the L2 before they
+// Early   the grid starts while the one before it drains, and the asking blocks have their rows brought to the L2 before they
 //         wait for that one. The slots are looked at past the L1 for this, all of them first, and read once more behind the
 //         wait: they only say what to bring.
 // Needs   W = 4, window 3 or 4; weights and bias dense; C, strides and addresses in multiples of the accesses. Any arch.
@@ -335,7 +335,7 @@ conv_update_token(const __grid_constant__ ConvParams p, const __grid_constant__ 
     io_t* const gmem_out = static_cast<io_t*>(p.out.data) + p.out.offset(n0) + c;
     io_t* const gmem_pool = static_cast<io_t*>(p.conv_state.data) + c * kWindow;
     if (block == blockIdx.x) {
-      if (block < tiles.first_wave && rows > 0) {
+      if (block < tiles.asking && rows > 0) {
         int64_t slot[kRows];
 #pragma unroll
         for (int r = 0; r < kRows; ++r) slot[r] = p.slots.given() ? p.slots.peek(r < rows ? n0 + r : n0) : n0 + r;
@@ -524,14 +524,20 @@ const char* launch_tokens(const ConvParams& p, Tiles tiles, void* stream) {
   return launch(conv_tokens<io_t>, tiles.num_blocks, kThreads, 0, stream, p, tiles);
 }
 
+// Blocks of conv_update_token that ask for their rows early: as measured, NOTES.md.
+template <int kWindow>
+uint32_t asking_blocks(const ConvParams& p) {
+  if (kWindow != kWidth) return static_cast<uint32_t>(kUpdateBlocks<kWindow> * num_multiprocessors());   // that start at once
+  return p.slots.given() ? 0 : static_cast<uint32_t>(kMaxBlocks);
+}
+
 template <class io_t, int kWindow>
 const char* launch_update(const ConvParams& p, void* stream) {
   const bool is_token = p.T == 1 && has_dense_weights(p);
   const int64_t fast = ceil_div(p.C, kUpdateChannels<io_t, kWindow> * kThreads);
   const int64_t num_blocks = ceil_div(p.N, is_token ? kUpdateRows : 1) * fast;
   const UpdateTiles tiles = {static_cast<uint32_t>(fast), static_cast<uint32_t>(num_blocks),
-                             static_cast<uint32_t>(p.C), static_cast<uint32_t>(p.N),
-                             static_cast<uint32_t>(kUpdateBlocks<kWindow> * num_multiprocessors())};
+                             static_cast<uint32_t>(p.C), static_cast<uint32_t>(p.N), asking_blocks<kWindow>(p)};
   if (num_blocks > kMaxBlocks || p.N > kMaxBlocks) return "more than 2^31 - 1 blocks";
   return is_token ? launch_early(conv_update_token<io_t, kWindow>, num_blocks, kThreads, 0, stream, p, tiles)
                   : launch(conv_update_tokens<io_t, kWindow>, num_blocks, kThreads, 0, stream, p, tiles);

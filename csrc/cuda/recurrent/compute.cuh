@@ -166,7 +166,8 @@ __device__ __forceinline__ void finish(const LaneRole<Cut>& role, const Output<C
 // One token. The way from u to the new state is the critical one: w is summed while u travels between the lanes, the state
 // decays while f does. If the cut overlaps tokens, the w of the token before ends (`output`) while this one's u is summed, and
 // `next` receives the operands at `next_source`: behind the shuffles of f, since reads from shared memory share a queue with
-// them, and under the write. The __syncwarp keeps them there; where a chunk begins, the barrier stands before it.
+// them, and under the write. The two __syncwarp keep them there, before the second column's; where a chunk begins, the barrier
+// stands before them.
 template <class Cut>
 __device__ __forceinline__ void step(const Tiling& tiling, const LaneRole<Cut>& role, const Operands<Cut>& x,
                                      float* smem_out, const LaneSource& next_source, bool begins_chunk,
@@ -205,6 +206,7 @@ __device__ __forceinline__ void step(const Tiling& tiling, const LaneRole<Cut>& 
         fragment.s[c][j][i] = write_state(alpha, x.k[j].x[i], f[c], fragment.s[c][j][i]);
       }
     }
+    if (Cut::kOverlaps && c == 0) __syncwarp();
   }
   if constexpr (!Cut::kOverlaps) finish(role, output);
 }
