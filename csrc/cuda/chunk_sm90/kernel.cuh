@@ -8,8 +8,8 @@
 // T, P, normalised k and q and the decays come from the workspace, where prepare (prepare.cuh) left them.
 // Grid    x: sequence (slowest), value head, tile of 64 columns of V (fastest); ragged input adds a sequence that writes
 //         zeros outside all others.
-// Block   two warpgroups. Group 0 (state.cuh) keeps S^T [64 v, K] in fp32 accumulators from the first to the last chunk and
-//         runs the chain S -> X -> U -> S. Group 1 (output.cuh) brings chunks and V in and makes o.
+// Block   three warpgroups. Group 0 (state.cuh) keeps S^T [64 v, K] in fp32 accumulators from the first to the last chunk and
+//         runs the chain S -> X -> U -> S. Group 1 (output.cuh) makes o. Group 2 (transfer.cuh) brings chunks and V in, o out.
 // Reads   Keys, Solved, v [T, 64]; S [K, 64] once.   Writes   o [T, 64], S once.
 // Numbers Operands are fp16 (keys and queries after normalisation, rows of S, X, U scaled by powers of two), sums fp32, the
 //         inverse of the 16 x 16 diagonal blocks fp32. What a chunk computes depends on its tokens and on S at its start
@@ -23,6 +23,7 @@
 #include "../ptx/setmaxnreg.cuh"
 #include "output.cuh"
 #include "state.cuh"
+#include "transfer.cuh"
 
 namespace gdn::cuda::chunk_sm90 {
 
@@ -105,39 +106,45 @@ __device__ __forceinline__ void carry_state(const RuleParams& p, const Work& wor
   }
 }
 
-// Group 1: V in, o out.
+// Group 1: o.
 template <class out_t, int kKeyDim, class Observer>
 __device__ __forceinline__ void carry_output(const RuleParams& p, const Work& work, const Span& span,
                                              SharedMemory<kKeyDim>& smem, const Observer& observer) {
   const int lane = ptx::opaque(static_cast<int>(threadIdx.x % 32)), warp = threadIdx.x % kGroupThreads / 32;
-  const int64_t column = work.column + 16 * warp;
-  out_t* const gmem = static_cast<out_t*>(p.out.data) + p.out.offset(span.batch, span.first, work.head, column);
-  const uint16_t* const gmem_v =
-      static_cast<const uint16_t*>(p.v.data) + p.v.offset(span.batch, span.first, work.head, column + 8 * (lane % 2));
-  Values values = {gmem_v, p.v.stride[1], lane, {}};
+  out_t* const gmem = static_cast<out_t*>(p.out.data) + p.out.offset(span.batch, span.first, work.head, work.column + 16 * warp);
+  run_output<out_t>(static_cast<int>(span.length), Writer<out_t>{gmem, p.out.stride[1], lane}, smem, observer);
+}
+
+// Group 2: prepared chunks and V in, o out.
+template <class out_t, int kKeyDim>
+__device__ __forceinline__ void carry_transfer(const RuleParams& p, const Work& work, const Span& span,
+                                               SharedMemory<kKeyDim>& smem) {
+  const int lane = ptx::opaque(static_cast<int>(threadIdx.x % 32)), warp = threadIdx.x % kGroupThreads / 32;
+  const int64_t column = work.column + 16 * warp + 8 * (lane % 2);
+  Values values = {static_cast<const uint16_t*>(p.v.data) + p.v.offset(span.batch, span.first, work.head, column),
+                   p.v.stride[1], lane, {}};
+  Rows rows = {static_cast<uint16_t*>(p.out.data) + p.out.offset(span.batch, span.first, work.head, column),
+               p.out.stride[1], lane, {}};
   const int64_t chunk_row = first_chunk_row(p, work.n, span.first);
   Copier<kKeyDim> copier = {keys_of<kKeyDim>(p, chunk_row, work.key_head),
                             solved_of<kKeyDim>(p, chunk_row, work.head), p.dims.Hk, p.dims.Hv};
   ptx::griddepcontrol_wait();   // for the preparation
-  if (span.length > 0) {
-    run_output<out_t>(static_cast<int>(span.length), Writer<out_t>{gmem, p.out.stride[1], lane}, values, copier, smem,
-                      observer);
-  }
+  if (span.length > 0) run_transfer<out_t>(static_cast<int>(span.length), values, rows, copier, smem);
 }
 
 template <int kKeyDim>
 __device__ __forceinline__ void init_barriers(SharedMemory<kKeyDim>& smem) {
 #pragma unroll
   for (int i = 0; i < kStages; ++i) ptx::mbarrier_init(ptx::shared_address(&smem.full[i]), 1);
-  for (uint64_t* barrier : {&smem.s_ready, &smem.s_free, &smem.u_ready, &smem.u_free, &smem.v_ready[0], &smem.v_ready[1],
-                            &smem.v_free[0], &smem.v_free[1]}) {
+  for (uint64_t* barrier : {&smem.s_ready, &smem.s_free, &smem.u_ready, &smem.u_free, &smem.o_ready, &smem.o_free,
+                            &smem.v_ready[0], &smem.v_ready[1], &smem.v_free[0], &smem.v_free[1]}) {
     ptx::mbarrier_init(ptx::shared_address(barrier), 4);
   }
   ptx::fence_mbarrier_init();
 }
 
 template <class io_t, class out_t, int kKeyDim, class Observer>
-__global__ void __launch_bounds__(kBoundThreads, 1)
+__global__ void __launch_bounds__(kThreads, 1)
     chunk_kernel(const __grid_constant__ RuleParams p, const __grid_constant__ Observer observer) {
   if constexpr (!ptx::kHasWgmma) {
     ptx::trap();   // the launcher does not choose this kernel for other targets
@@ -154,9 +161,12 @@ __global__ void __launch_bounds__(kBoundThreads, 1)
     if (group == 0) {
       ptx::setmaxnreg_inc<kStateRegisters>();
       carry_state<io_t>(p, work, span, slot, smem, observer);
-    } else {
+    } else if (group == 1) {
       ptx::setmaxnreg_dec<kOutputRegisters>();
       carry_output<out_t>(p, work, span, smem, observer);
+    } else {
+      ptx::setmaxnreg_dec<kTransferRegisters>();
+      carry_transfer<out_t>(p, work, span, smem);
     }
   }
 }
