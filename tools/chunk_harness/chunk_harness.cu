@@ -288,7 +288,7 @@ static void run_times(bool quick) {
 
 
 // Phase clock: cycles at which warps of blocks 0 and 1 pass the marks. [2 blocks][8 warps][kMarkChunks][16].
-constexpr int kMarkChunks = 128, kMarkWarps = 8;
+constexpr int kMarkChunks = 128, kMarkWarps = 12;
 struct Clock {
   long long* data;
   static __device__ int* current() {   // behind the kernel's shared memory
@@ -315,15 +315,16 @@ struct Clock {
 static void print_phases(const std::vector<long long>& h) {
   using chunk_sm90::Phase;
   struct Mark { Phase id; const char* name; };
-  const std::vector<Mark> state = {{Phase::kStart, "issue S k, V in, wait S k"}, {Phase::kRead, "X, issue U"}, {Phase::kX, "S out, wait U"}, {Phase::kU, "issue update, U out"},
-                                   {Phase::kReady, "wait for V and the next chunk"}, {Phase::kFree, "wait S"}, {Phase::kUpdated, "convert S"}};
-  const std::vector<Mark> output = {{Phase::kStart, "V, wait for the chunk and S"}, {Phase::kReady, "S q"}, {Phase::kSq, "decay, wait for U"}, {Phase::kWritten, "P U"}, {Phase::kOut, "o out"}};
+  const std::vector<Mark> state = {{Phase::kStart, "issue and wait S k"}, {Phase::kRead, "X, issue U"}, {Phase::kX, "next V and chunk"}, {Phase::kNext, "wait U"},
+                                   {Phase::kU, "issue update"}, {Phase::kUpdate, "S, U out"}, {Phase::kHanded, "wait S"}, {Phase::kUpdated, "convert S"}};
+  const std::vector<Mark> output = {{Phase::kStart, "wait for the chunk, S, U"}, {Phase::kReady, "S q, P U"}, {Phase::kOut, "o out"}};
+  const std::vector<Mark> transfer = {{Phase::kStart, "wait for V's place"}, {Phase::kRead, "V in, copies"}, {Phase::kX, "wait for o"}, {Phase::kNext, "o out"}};
   auto at = [&](int b, int w, int c, int id) { return h[((b * kMarkWarps + w) * kMarkChunks + c) * 16 + id]; };
   const int first = 24, last = 120;
   const double ghz = static_cast<double>(at(0, 0, last, 0) - at(0, 0, first, 0)) / std::max<long long>(1, at(0, 0, last, 15) - at(0, 0, first, 15));
   printf("phases: SM clock %.3f GHz (clock64 over globaltimer); chunks %d..%d; clocks, warps 0 to 3\n", ghz, first, last);
-  for (int b = 0; b < 2; ++b) for (int group = 0; group < 2; ++group) {
-    const auto& marks = group ? output : state;
+  for (int b = 0; b < 2; ++b) for (int group = 0; group < 3; ++group) {
+    const auto& marks = group == 0 ? state : group == 1 ? output : transfer;
     printf("block %d group %d\n", b, group);
     double total[4] = {};
     for (size_t m = 0; m < marks.size(); ++m) {

@@ -110,36 +110,39 @@ __device__ __forceinline__ void carry_state(const RuleParams& p, const Work& wor
 template <class out_t, int kKeyDim, class Observer>
 __device__ __forceinline__ void carry_output(const RuleParams& p, const Work& work, const Span& span,
                                              SharedMemory<kKeyDim>& smem, const Observer& observer) {
-  const int lane = ptx::opaque(static_cast<int>(threadIdx.x % 32)), warp = threadIdx.x % kGroupThreads / 32;
+  const int lane = ptx::opaque(static_cast<int>(threadIdx.x % 32));
+  const int warp = __shfl_sync(0xffffffffu, threadIdx.x % kGroupThreads / 32, 0);
   out_t* const gmem = static_cast<out_t*>(p.out.data) + p.out.offset(span.batch, span.first, work.head, work.column + 16 * warp);
-  run_output<out_t>(static_cast<int>(span.length), Writer<out_t>{gmem, p.out.stride[1], lane}, smem, observer);
+  run_output<out_t>(static_cast<int>(span.length), Writer<out_t>{gmem, p.out.stride[1], warp, lane}, smem, observer);
 }
 
 // Group 2: prepared chunks and V in, o out.
-template <class out_t, int kKeyDim>
+template <class out_t, int kKeyDim, class Observer>
 __device__ __forceinline__ void carry_transfer(const RuleParams& p, const Work& work, const Span& span,
-                                               SharedMemory<kKeyDim>& smem) {
-  const int lane = ptx::opaque(static_cast<int>(threadIdx.x % 32)), warp = threadIdx.x % kGroupThreads / 32;
-  const int64_t column = work.column + 16 * warp + 8 * (lane % 2);
-  Values values = {static_cast<const uint16_t*>(p.v.data) + p.v.offset(span.batch, span.first, work.head, column),
-                   p.v.stride[1], lane, {}};
-  Rows rows = {static_cast<uint16_t*>(p.out.data) + p.out.offset(span.batch, span.first, work.head, column),
-               p.out.stride[1], lane, {}};
+                                               SharedMemory<kKeyDim>& smem, const Observer& observer) {
+  const int thread = threadIdx.x % kGroupThreads;
+  const int64_t column = work.column + 8 * (thread % kLanesOfToken);
+  const auto tokens = [&](const View& view) {
+    return Tokens{static_cast<uint16_t*>(view.data) + view.offset(span.batch, span.first, work.head, column), view.stride[1], thread};
+  };
   const int64_t chunk_row = first_chunk_row(p, work.n, span.first);
   Copier<kKeyDim> copier = {keys_of<kKeyDim>(p, chunk_row, work.key_head),
                             solved_of<kKeyDim>(p, chunk_row, work.head), p.dims.Hk, p.dims.Hv};
   ptx::griddepcontrol_wait();   // for the preparation
-  if (span.length > 0) run_transfer<out_t>(static_cast<int>(span.length), values, rows, copier, smem);
+  if (span.length > 0) run_transfer<out_t>(static_cast<int>(span.length), tokens(p.v), tokens(p.out), copier, smem, observer);
 }
 
 template <int kKeyDim>
 __device__ __forceinline__ void init_barriers(SharedMemory<kKeyDim>& smem) {
+  const auto init = [](uint64_t& barrier, int arrivals) { ptx::mbarrier_init(ptx::shared_address(&barrier), arrivals); };
 #pragma unroll
-  for (int i = 0; i < kStages; ++i) ptx::mbarrier_init(ptx::shared_address(&smem.full[i]), 1);
-  for (uint64_t* barrier : {&smem.s_ready, &smem.s_free, &smem.u_ready, &smem.u_free, &smem.o_ready, &smem.o_free,
-                            &smem.v_ready[0], &smem.v_ready[1], &smem.v_free[0], &smem.v_free[1]}) {
-    ptx::mbarrier_init(ptx::shared_address(barrier), 4);
+  for (int i = 0; i < kStages; ++i) init(smem.full[i], 1);
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    init(smem.v_ready[i], kGroupThreads);
+    init(smem.v_free[i], 4);
   }
+  for (uint64_t* barrier : {&smem.s_ready, &smem.s_free, &smem.o_ready, &smem.o_free}) init(*barrier, 4);
   ptx::fence_mbarrier_init();
 }
 
@@ -166,7 +169,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       carry_output<out_t>(p, work, span, smem, observer);
     } else {
       ptx::setmaxnreg_dec<kTransferRegisters>();
-      carry_transfer<out_t>(p, work, span, smem);
+      carry_transfer<out_t>(p, work, span, smem, observer);
     }
   }
 }

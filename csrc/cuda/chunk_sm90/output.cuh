@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The output group: prepared chunks and V in, o out.
+// The output group.
 //     O = scale (decay_t (Q S) + P U)
-// transposed as the state is: Q S is S^T q^T. S^T at the chunk's start and U^T come from the state group, a chunk's steps
-// apart. Warp w owns columns 16 w .. 16 w + 15 of V and o, which for it are a tile of rows of 32 bytes.
+// transposed as the state is: Q S is S^T q^T. S^T at the chunk's start and U^T come from the state group together. Warp w owns
+// columns 16 w .. 16 w + 15 of o.
 #pragma once
 
 #include "exchange.cuh"
@@ -21,40 +21,46 @@ __device__ __forceinline__ void issue_query(const fp16_t* smem_a, const fp16_t* 
   ptx::wgmma_commit_group();
 }
 
-// Issues sums += a tile^T, both [64][64] in shared memory, as one group.
+// Issues sums = a tile^T, both [64][64] in shared memory, as one group.
 __device__ __forceinline__ void issue_mix(const void* smem_a, const fp16_t* tile, float (&sums)[32]) {
   const uint64_t a = k_major_descriptor(static_cast<const fp16_t*>(smem_a)), b = k_major_descriptor(tile);
+  ptx::wgmma_m64n64k16<false>(sums, a, b);
 #pragma unroll
-  for (int s = 0; s < 4; ++s) ptx::wgmma_m64n64k16<true>(sums, a + k_major_step(s), b + k_major_step(s));
+  for (int s = 1; s < 4; ++s) ptx::wgmma_m64n64k16<true>(sums, a + k_major_step(s), b + k_major_step(s));
   ptx::wgmma_commit_group();
 }
 
-// O^T times the factors of its rows -> o. 16-bit o goes to the transfer group, through shared memory; fp32 o from the
-// accumulators, whose rows are 32 bytes already, straight to where it belongs.
+// O^T = factor_v (decay_t S^T q^T + U^T P^T), in the place of S^T q^T.
+__device__ __forceinline__ void mix(const float2 (&decay)[8], const float (&factor)[2], const float (&written)[32], float (&o)[32]) {
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    o[2 * i] = factor[i % 2] * fmaf(decay[i / 2].x, o[2 * i], written[2 * i]);
+    o[2 * i + 1] = factor[i % 2] * fmaf(decay[i / 2].y, o[2 * i + 1], written[2 * i + 1]);
+  }
+}
+
+// O^T of a chunk on its way out: 16-bit o to the transfer group, fp32 o straight to where it belongs.
 template <class out_t>
 struct Writer {
   out_t* gmem;          // token 0 of the sequence, the warp's first column
   int64_t token_stride;
-  int lane;
+  int warp, lane;
 
-  // Tokens from `count` on are left out. smem: 2 KB of this warp.
-  __device__ __forceinline__ void write(const float (&o)[32], const float (&factor)[2], uint16_t* smem, int first,
-                                        int count) const {
+  // Tokens from `count` on are left out of fp32 o.
+  __device__ __forceinline__ void write(const float (&o)[32], uint16_t* smem_o, int first, int count) const {
     if constexpr (sizeof(out_t) == 2) {
-      uint32_t pairs[4][4];
 #pragma unroll
-      for (int i = 0; i < 16; ++i) {
-        pairs[i / 4][i % 4] = round_pair(o[2 * i] * factor[i % 2], o[2 * i + 1] * factor[i % 2], out_t{});
+      for (int b = 0; b < 4; ++b) {
+        uint32_t pairs[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) pairs[i] = round_pair(o[8 * b + 2 * i], o[8 * b + 2 * i + 1], out_t{});
+        ptx::stmatrix_x4_trans(transposed_block_address(ptx::shared_address(smem_o), b, warp, lane), pairs);
       }
-#pragma unroll
-      for (int b = 0; b < 4; ++b) ptx::stmatrix_x4_trans(column_block(smem, b, lane), pairs[b]);
     } else {
 #pragma unroll
       for (int i = 0; i < 32; ++i) {
         const int t = sum_column(lane, i);
-        if (t < count) {
-          gmem[static_cast<int64_t>(first + t) * token_stride + sum_row(lane, i)] = o[i] * factor[i / 2 % 2];
-        }
+        if (t < count) gmem[static_cast<int64_t>(first + t) * token_stride + sum_row(lane, i)] = o[i];
       }
     }
   }
@@ -64,46 +70,36 @@ struct Writer {
 template <class out_t, int kKeyDim, class Observer>
 __device__ __forceinline__ void run_output(int length, const Writer<out_t>& writer, SharedMemory<kKeyDim>& smem,
                                            const Observer& observer) {
-  const int lane = writer.lane, warp = __shfl_sync(0xffffffffu, threadIdx.x % kGroupThreads / 32, 0);
+  const int lane = writer.lane, row = 16 * writer.warp + lane / 4;
   const int num_chunks = (length + kChunk - 1) / kChunk;
   Turn turn;
 #pragma unroll 1
   for (int chunk = 0; chunk < num_chunks; ++chunk) {
     const int parity = chunk % 2, first = chunk * kChunk;
     const Stage<kKeyDim>& stage = smem.stage[turn.slot];
-    float o[32];
+    float o[32], written[32];
     observer.start(chunk, 1);
     observer.phase(Phase::kStart);
     wait_phase(smem.full[turn.slot], turn.parity);
     wait_phase(smem.s_ready, parity);
-    ptx::fence_proxy_async_shared();   // S^T was written by ordinary stores of the state group
+    ptx::fence_proxy_async_shared();   // S^T and U^T were written by ordinary stores of the state group
     observer.phase(Phase::kReady);
     ptx::wgmma_fence();
     issue_query<kKeyDim>(smem.s, stage.keys.q, o);
-    const float factor[2] = {smem.out_factor[16 * warp + lane / 4], smem.out_factor[16 * warp + lane / 4 + 8]};
+    issue_mix(smem.u, stage.solved.p, written);
+    const float factor[2] = {smem.out_factor[row], smem.out_factor[row + 8]};
     float2 decay[8];
     read_factors(stage.solved.gates.decay, lane, decay);
-    ptx::wgmma_wait_group<0>();   // S^T q^T
+    ptx::wgmma_wait_group<0>();   // S^T q^T, U^T P^T
     hold(o);
+    hold(written);
     arrive(smem.s_free, lane);
-    observer.phase(Phase::kSq);
-#pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      o[2 * i] *= decay[i / 2].x;
-      o[2 * i + 1] *= decay[i / 2].y;
-    }
-    wait_phase(smem.u_ready, parity);
-    ptx::fence_proxy_async_shared();
-    observer.phase(Phase::kWritten);
-    ptx::wgmma_fence();
-    issue_mix(smem.u, stage.solved.p, o);
-    ptx::wgmma_wait_group<0>();   // O
-    hold(o);
-    arrive(smem.u_free, lane);
     observer.phase(Phase::kOut);
+    mix(decay, factor, written, o);
     wait_phase(smem.o_free, parity ^ 1);
-    writer.write(o, factor, smem.o[warp], first, min(length - first, kChunk));
+    writer.write(o, smem.o, first, min(length - first, kChunk));
     arrive(smem.o_ready, lane);   // and the stage is read
+    observer.phase(Phase::kStored);
     turn = turn.next();
   }
 }

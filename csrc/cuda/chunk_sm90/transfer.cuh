@@ -1,81 +1,58 @@
 // SPDX-License-Identifier: Apache-2.0
 // The transfer group: all that goes between global and shared memory while the other two compute. Prepared chunks by bulk
-// copies, V in, o out. Warp w owns columns 16 w .. 16 w + 15 of V and o, which for it are a tile of rows of 32 bytes.
-// It is a group of its own because a fence to the tensor cores waits for all that its thread has under way, global stores too.
+// copies, V by cp.async, o by ordinary stores. It is a group of its own because a fence to the tensor cores waits for all
+// that its thread has under way, stores to global memory too. Eight lanes move the 128 bytes of a token.
 #pragma once
 
 #include "../ptx/bulk.cuh"
+#include "../ptx/cp_async.cuh"
 #include "exchange.cuh"
 
 namespace gdn::cuda::chunk_sm90 {
 
-// V on its way in: a lane moves the 16 bytes of columns 8 (lane % 2) .. of tokens lane / 2 + 16 i.
-struct Values {
-  const uint16_t* gmem;   // token 0 of the sequence, the lane's half of the warp's columns
-  int64_t token_stride;
-  int lane;
-  Words<16> x[4];
+constexpr int kLanesOfToken = 8, kTokensAtOnce = kGroupThreads / kLanesOfToken;
 
-  // Loads the chunk from token `first` on of a sequence of `length`; missing tokens are zeros.
-  __device__ __forceinline__ void load(int first, int length) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int t = first + 16 * i + lane / 2;
-      x[i] = {};
-      if (t < length) x[i] = *reinterpret_cast<const Words<16>*>(gmem + t * token_stride);
-    }
+// Tokens of 64 columns of V or o, 16 bytes a thread.
+struct Tokens {
+  uint16_t* gmem;   // token 0 of the sequence, the thread's columns
+  int64_t stride;   // from token to token
+  int thread;       // of the group
+
+  __device__ __forceinline__ int token(int i) const { return i * kTokensAtOnce + thread / kLanesOfToken; }
+  __device__ __forceinline__ uint32_t smem_offset(int i) const {
+    return swizzled_offset<kChunk>(token(i), thread % kLanesOfToken);
   }
 
-  // What was loaded -> shared memory, with the largest magnitude of each column.
-  __device__ __forceinline__ void store(uint16_t* smem_v, uint16_t* smem_largest) const {
-    Words<16> largest = {};   // magnitudes order as integers
+  // Starts to copy tokens first .. first + 63 to a tile; those from `length` on are zeros.
+  __device__ __forceinline__ void copy_in(int first, int length, uint16_t* smem_tile) const {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      *reinterpret_cast<Words<16>*>(reinterpret_cast<char*>(smem_v) + column_offset(16 * i + lane / 2, lane % 2)) = x[i];
-#pragma unroll
-      for (int j = 0; j < 4; ++j) largest.word[j] = __vmaxu2(largest.word[j], x[i].word[j] & 0x7fff7fffu);
+    for (int i = 0; i < kChunk / kTokensAtOnce; ++i) {
+      const int t = first + token(i);
+      ptx::cp_async_16(ptx::shared_address(smem_tile) + smem_offset(i), gmem + min(t, length - 1) * stride,
+                       t < length ? 16 : 0);
     }
-#pragma unroll
-    for (int distance = 2; distance < 32; distance *= 2) {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        largest.word[j] = __vmaxu2(largest.word[j], __shfl_xor_sync(0xffffffffu, largest.word[j], distance));
-      }
-    }
-    if (lane < 2) *reinterpret_cast<Words<16>*>(smem_largest + 8 * lane) = largest;
   }
-};
-
-// 16-bit o of a chunk from shared memory, in which tokens are rows of 32 bytes.
-struct Rows {
-  uint16_t* gmem;   // token 0 of the sequence, the lane's half of the warp's columns
-  int64_t token_stride;
-  int lane;
-  Words<16> x[4];
-
-  __device__ __forceinline__ void load(const uint16_t* smem_o) {
+  __device__ __forceinline__ void read(const uint16_t* smem_tile, Words<16> (&x)[kChunk / kTokensAtOnce]) const {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      x[i] = *reinterpret_cast<const Words<16>*>(reinterpret_cast<const char*>(smem_o) + column_offset(16 * i + lane / 2, lane % 2));
+    for (int i = 0; i < kChunk / kTokensAtOnce; ++i) {
+      x[i] = *reinterpret_cast<const Words<16>*>(reinterpret_cast<const char*>(smem_tile) + smem_offset(i));
     }
   }
   // Tokens from `length` on are left out.
-  __device__ __forceinline__ void store(int first, int length) const {
+  __device__ __forceinline__ void write(int first, int length, const Words<16> (&x)[kChunk / kTokensAtOnce]) const {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int t = first + 16 * i + lane / 2;
-      if (t < length) *reinterpret_cast<Words<16>*>(gmem + t * token_stride) = x[i];
+    for (int i = 0; i < kChunk / kTokensAtOnce; ++i) {
+      const int t = first + token(i);
+      if (t < length) *reinterpret_cast<Words<16>*>(gmem + t * stride) = x[i];
     }
   }
 };
 
-// V of `chunk` to the state group, when that has read the one two chunks before; the next one on its way.
+// Starts to copy V of `chunk`; the state group has read what was in its place.
 template <int kKeyDim>
-__device__ __forceinline__ void pass_values(int chunk, int length, int warp, Values& values, SharedMemory<kKeyDim>& smem) {
-  const int half = chunk % 2;
-  values.store(smem.v[half][warp], smem.largest_v[half] + 16 * warp);
-  arrive(smem.v_ready[half], values.lane);
-  values.load((chunk + 1) * kChunk, length);
+__device__ __forceinline__ void bring_values(int chunk, int length, const Tokens& v, SharedMemory<kKeyDim>& smem) {
+  v.copy_in(chunk * kChunk, length, smem.v[chunk % 2]);
+  ptx::cp_async_mbarrier_arrive(ptx::shared_address(&smem.v_ready[chunk % 2]));
 }
 
 // Brings the chunks of the workspace to the stages. By one thread.
@@ -98,34 +75,39 @@ struct Copier {
 };
 
 // The whole life of the transfer group.
-template <class out_t, int kKeyDim>
-__device__ __forceinline__ void run_transfer(int length, Values& values, Rows& rows, Copier<kKeyDim>& copier,
-                                             SharedMemory<kKeyDim>& smem) {
-  const int lane = values.lane, warp = __shfl_sync(0xffffffffu, threadIdx.x % kGroupThreads / 32, 0);
+template <class out_t, int kKeyDim, class Observer>
+__device__ __forceinline__ void run_transfer(int length, const Tokens& v, const Tokens& out, Copier<kKeyDim>& copier,
+                                             SharedMemory<kKeyDim>& smem, const Observer& observer) {
+  const int lane = v.thread % 32;
   const int num_chunks = (length + kChunk - 1) / kChunk;
-  const bool copies = warp == 0 && lane == 0;
+  const bool copies = v.thread == 0;
   if (copies) {
     for (int slot = 0; slot < min(num_chunks, kStages); ++slot) copier.copy(slot, smem);
   }
   __syncwarp();
-  values.load(0, length);
-  pass_values(0, length, warp, values, smem);
-  if (num_chunks > 1) pass_values(1, length, warp, values, smem);
+  for (int chunk = 0; chunk < min(num_chunks, 2); ++chunk) bring_values(chunk, length, v, smem);
+  wait_phase(smem.v_free[0], 0);
+  if (num_chunks > 2) bring_values(2, length, v, smem);
   int before = kStages - 1;   // the stage of the chunk before
 #pragma unroll 1
   for (int chunk = 0; chunk < num_chunks; ++chunk) {
-    const int parity = chunk % 2;
-    wait_phase(smem.v_free[parity], chunk / 2 % 2);
-    if (chunk + 2 < num_chunks) pass_values(chunk + 2, length, warp, values, smem);
-    // The state group is past the chunk before, and so is the output group: its stage is free.
+    observer.start(chunk, 2);
+    observer.phase(Phase::kStart);
+    if (chunk + 1 < num_chunks) wait_phase(smem.v_free[(chunk + 1) % 2], (chunk + 1) / 2 % 2);
+    observer.phase(Phase::kRead);
+    if (chunk + 3 < num_chunks) bring_values(chunk + 3, length, v, smem);
+    // The state group has read this chunk's keys, the output group is past the chunk before: its stage is free.
     if (copies && chunk > 0 && chunk - 1 + kStages < num_chunks) copier.copy(before, smem);
     __syncwarp();
     before = before + 1 < kStages ? before + 1 : 0;
-    wait_phase(smem.o_ready, parity);
+    observer.phase(Phase::kX);
+    wait_phase(smem.o_ready, chunk % 2);
+    observer.phase(Phase::kNext);
     if constexpr (sizeof(out_t) == 2) {
-      rows.load(smem.o[warp]);
+      Words<16> x[kChunk / kTokensAtOnce];
+      out.read(smem.o, x);
       arrive(smem.o_free, lane);
-      rows.store(chunk * kChunk, length);
+      out.write(chunk * kChunk, length, x);
     } else {
       arrive(smem.o_free, lane);
     }
