@@ -315,8 +315,8 @@ struct Clock {
 static void print_phases(const std::vector<long long>& h) {
   using chunk_sm90::Phase;
   struct Mark { Phase id; const char* name; };
-  const std::vector<Mark> state = {{Phase::kStart, "issue and wait S k"}, {Phase::kRead, "X, issue U"}, {Phase::kX, "next V and chunk"}, {Phase::kNext, "wait U"},
-                                   {Phase::kU, "issue update"}, {Phase::kUpdate, "S, U out"}, {Phase::kHanded, "wait S"}, {Phase::kUpdated, "convert S"}};
+  const std::vector<Mark> state = {{Phase::kStart, "issue and wait S k"}, {Phase::kRead, "X, issue U"}, {Phase::kX, "S out"}, {Phase::kNext, "wait U"},
+                                   {Phase::kU, "issue update"}, {Phase::kUpdate, "next V and chunk, U out"}, {Phase::kHanded, "wait S"}, {Phase::kUpdated, "convert S"}};
   const std::vector<Mark> output = {{Phase::kStart, "wait for the chunk, S, U"}, {Phase::kReady, "S q, P U"}, {Phase::kOut, "o out"}};
   const std::vector<Mark> transfer = {{Phase::kStart, "wait for V's place"}, {Phase::kRead, "V in, copies"}, {Phase::kX, "wait for o"}, {Phase::kNext, "o out"}};
   auto at = [&](int b, int w, int c, int id) { return h[((b * kMarkWarps + w) * kMarkChunks + c) * 16 + id]; };

@@ -44,11 +44,13 @@ __device__ __forceinline__ void write_operand(const uint32_t (&operand)[kSteps][
   }
 }
 
-// factors[t] of the tokens of this thread's columns of sums.
+// The factors (prepared.h) of the tokens of this thread's columns of sums.
 __device__ __forceinline__ void read_factors(const float* factors, int lane, float2 (&x)[8]) {
 #pragma unroll
-  for (int block = 0; block < 8; ++block) {
-    x[block] = *reinterpret_cast<const float2*>(factors + sum_column(lane, 4 * block));
+  for (int i = 0; i < 4; ++i) {
+    const float4 piece = reinterpret_cast<const float4*>(factors)[4 * i + lane % 4];
+    x[2 * i] = make_float2(piece.x, piece.y);
+    x[2 * i + 1] = make_float2(piece.z, piece.w);
   }
 }
 

@@ -120,21 +120,23 @@ __device__ __forceinline__ void move_state(const View& view, int64_t head, int64
   }
 }
 
-// S^T, its scale and U^T -> the output group, when that has read those of the chunk before.
+// S^T and its scale to where the output group reads them.
 template <int kKeyDim>
-__device__ __forceinline__ void hand_over(const State<kKeyDim>& state, const float (&u)[32], float scale, int parity, int warp,
-                                          int lane, SharedMemory<kKeyDim>& smem) {
-  uint32_t operand[4][4];
-#pragma unroll
-  for (int step = 0; step < 4; ++step) round_to_operand(u + 8 * step, operand[step]);
-  wait_phase(smem.s_free, parity ^ 1);
+__device__ __forceinline__ void write_state(const State<kKeyDim>& state, float scale, int warp, int lane,
+                                            SharedMemory<kKeyDim>& smem) {
   if (lane % 4 == 0) {   // first: stores of matrices hold their address registers for long
     smem.out_factor[16 * warp + lane / 4] = scale * power_of_two(state.exponent[0]);
     smem.out_factor[16 * warp + lane / 4 + 8] = scale * power_of_two(state.exponent[1]);
   }
   write_operand(state.operand, smem.s, warp, lane);
-  write_operand(operand, smem.u, warp, lane);
-  arrive(smem.s_ready, lane);   // the fence to the tensor cores is the reader's: it would hold this group up
+}
+
+// U^T the same.
+__device__ __forceinline__ void write_write(const float (&u)[32], fp16_t* smem_u, int warp, int lane) {
+  uint32_t operand[4][4];
+#pragma unroll
+  for (int step = 0; step < 4; ++step) round_to_operand(u + 8 * step, operand[step]);
+  write_operand(operand, smem_u, warp, lane);
 }
 
 // V of a chunk from shared memory; of_v as in read_values.
@@ -174,6 +176,7 @@ __device__ __forceinline__ void run_state(const Work& work, int num_chunks, floa
     float sums[32], v[32];   // S^T k^T, then U^T; V^T
     ptx::wgmma_fence();
     issue_read(state, smem_k, sums);
+    wait_phase(smem.s_free, chunk % 2 ^ 1);   // here because no load moves up across its branch, between the products
     uint32_t x[4][4], u_end[4][4];
     float2 decay[8], to_end[8];
     read_factors(gates.decay, lane, decay);
@@ -189,6 +192,18 @@ __device__ __forceinline__ void run_state(const Work& work, int num_chunks, floa
     ptx::wgmma_fence();
     issue_tokens(x, stage.solved.t, sums);
     observer.phase(Phase::kX);
+    write_state(state, scale, warp, lane, smem);
+    observer.phase(Phase::kNext);
+    ptx::wgmma_wait_group<0>();   // U^T
+    hold(sums);
+    hold(x);
+    hold(state.operand);
+    observer.phase(Phase::kU);
+    observer.write(work, chunk, warp, lane, sums, state);
+    scale_to_operand(to_end, sums, u_end);
+    ptx::wgmma_fence();
+    issue_write(u_end, smem_k, state);
+    observer.phase(Phase::kUpdate);
     turn = turn.next();
     float next_decay = 1.0f;   // behind the last chunk S stays as it is
     if (!is_last) {
@@ -196,18 +211,8 @@ __device__ __forceinline__ void run_state(const Work& work, int num_chunks, floa
       wait_phase(smem.full[turn.slot], turn.parity);
       next_decay = smem.stage[turn.slot].solved.gates.decay[kChunk - 1];
     }
-    observer.phase(Phase::kNext);
-    ptx::wgmma_wait_group<0>();   // U^T
-    hold(sums);
-    hold(x);
-    observer.phase(Phase::kU);
-    observer.write(work, chunk, warp, lane, sums, state);
-    scale_to_operand(to_end, sums, u_end);
-    ptx::wgmma_fence();
-    issue_write(u_end, smem_k, state);
-    observer.phase(Phase::kUpdate);
-    hand_over(state, sums, scale, chunk % 2, warp, lane, smem);
-    hold(state.operand);
+    write_write(sums, smem.u, warp, lane);
+    arrive(smem.s_ready, lane);   // the fence to the tensor cores is the reader's: it would hold this group up
     observer.phase(Phase::kHanded);
     largest[0] = largest[1] = 0;
     if constexpr (kKeyDim == 128) {   // the first panel is rounded while the second is under way
