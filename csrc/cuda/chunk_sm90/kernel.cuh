@@ -21,6 +21,7 @@
 #include "../ptx/arch.cuh"
 #include "../ptx/pdl.cuh"
 #include "../ptx/setmaxnreg.cuh"
+#include "move_state.cuh"
 #include "output.cuh"
 #include "state.cuh"
 #include "transfer.cuh"
@@ -91,18 +92,20 @@ __device__ __forceinline__ bool write_padding(const RuleParams& p, const Work& w
 template <class io_t, int kKeyDim, class Observer>
 __device__ __forceinline__ void carry_state(const RuleParams& p, const Work& work, const Span& span, int64_t slot,
                                             SharedMemory<kKeyDim>& smem, const Observer& observer) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x % kGroupThreads / 32;
-  const int64_t row = work.column + 16 * warp + lane / 4;
+  float* const panel = reinterpret_cast<float*>(smem.s);   // before the first chunk and behind the last one
   State<kKeyDim> state = {};
   if (p.initial_state.given() && p.has_initial_state.at(work.n)) {
-    move_state<true>(p.initial_state, p.initial_state.offset(slot, work.head), row, lane, state);
+    move_state<true>(p.initial_state, p.initial_state.offset(slot, work.head) + work.column * p.initial_state.stride[3], panel, state);
   }
   const int num_chunks = static_cast<int>((span.length + kChunk - 1) / kChunk);
-  if (num_chunks > 0) run_state<io_t>(work, num_chunks, p.scale, smem, state, observer);
+  if (num_chunks > 0) {
+    run_state<io_t>(work, num_chunks, p.scale, smem, state, observer);
+    wait_phase(smem.s_free, num_chunks % 2 ^ 1);   // the output group has read the last chunk's S
+  }
   const int64_t out_slot =
       p.out_slots.given() ? slot_of_row(p.out_slots, work.n, p.pool_out) : slot_of_row(p.slots, work.n, p.pool_out);
   if (p.state.given() && out_slot >= 0) {
-    move_state<false>(p.state, p.state.offset(out_slot, work.head), row, lane, state);
+    move_state<false>(p.state, p.state.offset(out_slot, work.head) + work.column * p.state.stride[3], panel, state);
   }
 }
 

@@ -91,35 +91,6 @@ __device__ __forceinline__ void scale_to_operand(const float2 (&factors)[8], con
   }
 }
 
-// Moves S between the accumulators and one head's state at element `head`, rows `row` and row + 8 of S^T. Any strides:
-// lanes of a row and of a column are neighbours, so both layouts move whole 32-byte sectors.
-template <class state_t, bool kIsLoad, int kKeyDim>
-__device__ __forceinline__ void move_state(const View& view, int64_t head, int64_t row, int lane, State<kKeyDim>& state) {
-  state_t* const data = static_cast<state_t*>(view.data) + head + row * view.stride[3];
-  const float factor[2] = {power_of_two(state.exponent[0]), power_of_two(state.exponent[1])};
-#pragma unroll
-  for (int i = 0; i < kKeyDim / 2; ++i) {
-    const int r = i / 2 % 2;
-    state_t& element = data[(64 * (i / 32) + sum_column(lane, i % 32)) * view.stride[2] + 8 * r * view.stride[3]];
-    if constexpr (kIsLoad) {
-      state.s[i / 32][i % 32] = to_float(element);
-    } else {
-      element = from_float<state_t>(state.s[i / 32][i % 32] * factor[r]);
-    }
-  }
-}
-
-template <bool kIsLoad, int kKeyDim>
-__device__ __forceinline__ void move_state(const View& view, int64_t head, int64_t row, int lane, State<kKeyDim>& state) {
-  if (view.dtype == DType::kFloat32) {
-    move_state<float, kIsLoad>(view, head, row, lane, state);
-  } else if (view.dtype == DType::kBFloat16) {
-    move_state<bf16_t, kIsLoad>(view, head, row, lane, state);
-  } else {
-    move_state<fp16_t, kIsLoad>(view, head, row, lane, state);
-  }
-}
-
 // S^T and its scale to where the output group reads them.
 template <int kKeyDim>
 __device__ __forceinline__ void write_state(const State<kKeyDim>& state, float scale, int warp, int lane,
