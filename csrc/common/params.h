@@ -31,6 +31,8 @@ struct RuleParams {
   bool use_qk_l2norm;
   bool gate_is_linear;           // g holds alpha itself, not its logarithm
   RuleMode mode;                 // which kernel; the CPU has one for all
+  bool is_high_precision;        // of the chunk kernels: operands split in two, so that products keep fp32's digits
+  bool may_scan;                 // of the chunk kernels: a sequence may be split over the device; only repeats keep their bits then
   RowRange rows;
   View checkpoints;              // [total_checkpoints, Hv, K, V], written; not given: none
   int64_t total_checkpoints;
