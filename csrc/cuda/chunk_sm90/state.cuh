@@ -144,24 +144,23 @@ __device__ __forceinline__ void hand_over_write(const float (&u)[32], int parity
   arrive(smem.u_ready, lane);
 }
 
-// The whole life of the state group; `state` holds S at the start and at the end. The observer is shown what a test wants to
-// look at; NoObserver costs nothing.
+// Chunks first_chunk .. end_chunk - 1, the first of them in the stage of `turn`; `state` holds S before and behind them, as in
+// a call that starts or ends there. The observer is shown what a test wants to look at; NoObserver costs nothing.
 template <class io_t, int kKeyDim, class Observer>
-__device__ __forceinline__ void run_state(const Work& work, int num_chunks, float scale, SharedMemory<kKeyDim>& smem,
-                                          State<kKeyDim>& state, const Observer& observer) {
+__device__ __forceinline__ void run_state(const Work& work, int first_chunk, int end_chunk, float scale, Turn& turn,
+                                          SharedMemory<kKeyDim>& smem, State<kKeyDim>& state, const Observer& observer) {
   const int lane = ptx::opaque(static_cast<int>(threadIdx.x % 32));   // kept, not read anew
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x % kGroupThreads / 32, 0);
   int of_v[2];
-  Turn turn;
-  wait_phase(smem.full[0], 0);
-  wait_phase(smem.v_ready[0], 0);
-  value_exponents<io_t>(smem.largest_v[0], warp, lane, of_v);
+  wait_phase(smem.full[turn.slot], turn.parity);
+  wait_phase(smem.v_ready[first_chunk % 2], first_chunk / 2 % 2);
+  value_exponents<io_t>(smem.largest_v[first_chunk % 2], warp, lane, of_v);
   uint32_t largest[2] = {0, 0};
 #pragma unroll
   for (int panel = 0; panel < state.kPanels - 1; ++panel) round_panel(panel, state, largest);
-  finish_operand(of_v, smem.stage[0].solved.gates.decay[kChunk - 1], state, largest);
+  finish_operand(of_v, smem.stage[turn.slot].solved.gates.decay[kChunk - 1], state, largest);
 #pragma unroll 1
-  for (int chunk = 0; chunk < num_chunks; ++chunk) {
+  for (int chunk = first_chunk; chunk < end_chunk; ++chunk) {
     const int parity = chunk % 2;
     const Stage<kKeyDim>& stage = smem.stage[turn.slot];
     const fp16_t* const smem_k = stage.keys.k;
@@ -201,7 +200,7 @@ __device__ __forceinline__ void run_state(const Work& work, int num_chunks, floa
     issue_write(u_end, smem_k, state);
     hand_over_write(sums, parity, warp, lane, smem);
     observer.phase(Phase::kReady);
-    const bool is_last = chunk + 1 == num_chunks;
+    const bool is_last = chunk + 1 == end_chunk;
     turn = turn.next();
     if (!is_last) {
       wait_phase(smem.v_ready[parity ^ 1], (chunk + 1) / 2 % 2);
