@@ -34,11 +34,12 @@ __global__ void __launch_bounds__(kCombineParts * kKeyDim) combine_kernel(const 
   CombineMemory<kKeyDim>& smem = *reinterpret_cast<CombineMemory<kKeyDim>*>(smem_bytes);
   ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
-  const int64_t tiles = p.dims.V / kCombineColumns, rest = blockIdx.x / tiles, head = rest % p.dims.Hv, n = rest / p.dims.Hv;
-  const int64_t column = blockIdx.x % tiles * kCombineColumns;
+  const uint32_t tiles = static_cast<uint32_t>(p.dims.V) / kCombineColumns, heads = static_cast<uint32_t>(p.dims.Hv);
+  const uint32_t rest = blockIdx.x / tiles;
+  const int64_t column = static_cast<int64_t>(blockIdx.x - rest * tiles) * kCombineColumns, n = rest / heads, head = rest % heads;
   if (!takes_row(p, n)) return;
   const Span span = sequence_span(p.cu_seqlens, n, p.dims.T);
-  const int64_t count = ceil_div(span.length, p.segment_tokens), first_row = first_segment_row(p, n, span.first);
+  const int64_t count = segments_of_length(p, span.length), first_row = first_segment_row(p, n, span.first);
   if (count < 3) return;
   const int k = threadIdx.x % kKeyDim, part = threadIdx.x / kKeyDim;
   auto start = [&](int64_t j, int c) { return start_of<kKeyDim>(p, first_row + j, head) + (column + c) * kKeyDim + k; };

@@ -42,10 +42,11 @@ struct NoObserver {
 
 template <int kKeyDim>
 __device__ __forceinline__ Work work_of_block(const RuleParams& p) {
-  const int64_t tiles = p.dims.V / kValueTile, rest = blockIdx.x / tiles, head = rest % p.dims.Hv, index = rest / p.dims.Hv;
+  const uint32_t tiles = static_cast<uint32_t>(p.dims.V) / kValueTile, heads = static_cast<uint32_t>(p.dims.Hv);
+  const uint32_t rest = blockIdx.x / tiles, index = rest / heads, head = rest - index * heads;
   const Segment segment =
       is_scanned(p) ? find_segment(p, index) : Segment{find_row<kKeyDim>(p, index), 0, 1, index};
-  return {segment, key_head(head, p.dims.Hk, p.dims.Hv), head, blockIdx.x % tiles * kValueTile};
+  return {segment, key_head(head, p.dims.Hk, p.dims.Hv), head, static_cast<int64_t>(blockIdx.x - rest * tiles) * kValueTile};
 }
 
 // Writes zero for tokens [first, last) of batch row `batch`, the block's head and columns.

@@ -15,8 +15,8 @@ __device__ __forceinline__ int64_t length_of_row(const RuleParams& p, int64_t n)
 // The segment at a segment row. By each warp for itself.
 __device__ __forceinline__ Segment find_segment(const RuleParams& p, int64_t row) {
   if (!p.cu_seqlens.given()) {
-    const int64_t count = ceil_div(p.dims.T, p.segment_tokens);
-    return {row / count, row % count, count, row};
+    const uint32_t count = static_cast<uint32_t>(segments_of_length(p, p.dims.T)), n = static_cast<uint32_t>(row) / count;
+    return {n, row - static_cast<int64_t>(n) * count, count, row};
   }
   const int lane = threadIdx.x % 32;
   auto first_row = [&](int64_t n) {
@@ -30,7 +30,7 @@ __device__ __forceinline__ Segment find_segment(const RuleParams& p, int64_t row
   }
   const Segment none = {p.dims.N + 1, 0, 1, row};
   if (n < 0) return none;
-  const int64_t cuts = ceil_div(length_of_row(p, n), p.segment_tokens), idx = row - first_row(n);
+  const int64_t cuts = segments_of_length(p, length_of_row(p, n)), idx = row - first_row(n);
   const Segment found = {n, idx, cuts > 1 ? cuts : 1, row};
   return idx >= 0 && idx < found.count ? found : none;
 }

@@ -25,7 +25,7 @@ namespace gdn::cuda::chunk_sm90 {
 constexpr int kChains = 2;          // of a block
 constexpr int kChainStages = 4;
 constexpr int kSegmentThreads = (kChains + 1) * kGroupThreads;
-constexpr int kChainRegisters = 216, kFeedRegisters = 72;
+constexpr int kChainRegisters = 208, kFeedRegisters = 88;
 static_assert(kChains * kChainRegisters + kFeedRegisters <= 3 * 168, "registers of the block");
 
 // Of a chunk what the chains need.
@@ -99,6 +99,8 @@ __device__ __forceinline__ void run_chain(bool has_values, int num_chunks, int g
 #pragma unroll
     for (int panel = 0; panel < kPanels - 1; ++panel) round_panel(panel, state, largest);
     finish_operand(of_v, stage.gates.decay[kChunk - 1], state, largest);
+#pragma unroll
+    for (int panel = 0; panel < kPanels; ++panel) hold(state.s[panel]);   // scaled here, not between the products
     float sums[32], v[32];
     uint32_t x[4][4];
     float2 factors[8];
@@ -238,9 +240,10 @@ __global__ void __launch_bounds__(kSegmentThreads, 1) segment_kernel(const __gri
     extern __shared__ __align__(1024) char smem_bytes[];
     SegmentMemory<kKeyDim>& smem = *reinterpret_cast<SegmentMemory<kKeyDim>*>(smem_bytes);
     ptx::griddepcontrol_launch_dependents();
-    const int64_t blocks = chain_blocks(p.dims), rest = blockIdx.x / blocks, block = blockIdx.x % blocks;
-    const Segment segment = find_segment(p, rest / p.dims.Hv);
-    const int64_t head = rest % p.dims.Hv;
+    const uint32_t blocks = static_cast<uint32_t>(chain_blocks(p.dims)), rest = blockIdx.x / blocks;
+    const uint32_t block = blockIdx.x - rest * blocks, heads = static_cast<uint32_t>(p.dims.Hv);
+    const Segment segment = find_segment(p, rest / heads);
+    const int64_t head = rest % heads;
     const int num_chains = chain_of(p.dims, segment, block, 0).is_there + chain_of(p.dims, segment, block, 1).is_there;
     if (threadIdx.x == 0) init_chain_barriers(num_chains, smem);
     ptx::griddepcontrol_wait();   // for the preparation; in all blocks, so that the grid does not end before it
