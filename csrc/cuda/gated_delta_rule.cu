@@ -13,7 +13,8 @@
 namespace gdn::cuda {
 namespace {
 
-// The crossover of auto; the docstring of gated_delta_rule names it too, and a test holds the two together.
+// The crossover of auto; the docstring of gated_delta_rule names it too, and a test holds the two together. One row of 16/48
+// heads on an H200: of 32 tokens 15.6 us by the recurrence and 16.4 by the chunk kernel, of 48 tokens 18.8 and 16.7.
 constexpr int64_t kFewestChunkTokens = 48;
 
 // Whether the chunk kernel computes rows of this call.

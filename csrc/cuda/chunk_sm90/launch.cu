@@ -41,7 +41,7 @@ int64_t choose_segment_tokens(const RuleParams& params) {
   int64_t best = 0, least = row_chunks * kTenthsOfChunk * 9 / 10;   // nothing for a tenth less
   for (int64_t segments = 3; segments <= std::min(most, chunks); ++segments) {
     const int64_t length = ceil_div(chunks, segments);
-    const int64_t tenths = 2 * length * kTenthsOfChunk + kTenthsOfScan + segments * kTenthsOfStep;
+    const int64_t tenths = 2 * length * kTenthsOfChunk + kTenthsOfScan + ceil_div(row_chunks, length) * kTenthsOfStep;
     if (tenths < least) {
       least = tenths;
       best = length * kChunk;
