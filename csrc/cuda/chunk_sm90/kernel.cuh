@@ -82,11 +82,10 @@ __device__ __forceinline__ void carry_state(const RuleParams& p, const Work& wor
   const Place from = start_of_segment<kKeyDim>(p, work.segment, work.head, slot);
   if (from.is_given) move_state<true>(from.view, from.element, row, lane, state);
   const int num_chunks = static_cast<int>((span.length + kChunk - 1) / kChunk);
-  Turn turn;
   int chunk = 0;
   do {   // up to the next checkpoint, or to the end
     const int end = next_stop(p, work.segment, chunk, num_chunks);
-    if (end > chunk) run_state<io_t>(work, chunk, end, p.scale, turn, smem, state, observer);
+    if (end > chunk) run_state<io_t>(work, chunk, end, p.scale, smem, state, observer);
     chunk = end;
 #pragma unroll 1
     for (int i = 0; i < 2; ++i) {   // both from one copy of the code, which is long

@@ -144,23 +144,25 @@ __device__ __forceinline__ void hand_over_write(const float (&u)[32], int parity
   arrive(smem.u_ready, lane);
 }
 
-// Chunks first_chunk .. end_chunk - 1, the first of them in the stage of `turn`; `state` holds S before and behind them, as in
-// a call that starts or ends there. The observer is shown what a test wants to look at; NoObserver costs nothing.
+// Chunks first .. end - 1 of the segment; `state` holds S before and behind them, as in a call that starts or ends there. The
+// observer is shown what a test wants to look at; NoObserver costs nothing.
 template <class io_t, int kKeyDim, class Observer>
-__device__ __forceinline__ void run_state(const Work& work, int first_chunk, int end_chunk, float scale, Turn& turn,
-                                          SharedMemory<kKeyDim>& smem, State<kKeyDim>& state, const Observer& observer) {
+__device__ __forceinline__ void run_state(const Work& work, int first, int end, float scale, SharedMemory<kKeyDim>& smem,
+                                          State<kKeyDim>& state, const Observer& observer) {
   const int lane = ptx::opaque(static_cast<int>(threadIdx.x % 32));   // kept, not read anew
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x % kGroupThreads / 32, 0);
+  const int start = __shfl_sync(0xffffffffu, first, 0);   // so that the loop's counters are in uniform registers
+  Turn turn = {start % kStages, start / kStages % 2};
   int of_v[2];
   wait_phase(smem.full[turn.slot], turn.parity);
-  wait_phase(smem.v_ready[first_chunk % 2], first_chunk / 2 % 2);
-  value_exponents<io_t>(smem.largest_v[first_chunk % 2], warp, lane, of_v);
+  wait_phase(smem.v_ready[start % 2], start / 2 % 2);
+  value_exponents<io_t>(smem.largest_v[start % 2], warp, lane, of_v);
   uint32_t largest[2] = {0, 0};
 #pragma unroll
   for (int panel = 0; panel < state.kPanels - 1; ++panel) round_panel(panel, state, largest);
   finish_operand(of_v, smem.stage[turn.slot].solved.gates.decay[kChunk - 1], state, largest);
 #pragma unroll 1
-  for (int chunk = first_chunk; chunk < end_chunk; ++chunk) {
+  for (int chunk = start; chunk < end; ++chunk) {
     const int parity = chunk % 2;
     const Stage<kKeyDim>& stage = smem.stage[turn.slot];
     const fp16_t* const smem_k = stage.keys.k;
@@ -200,7 +202,7 @@ __device__ __forceinline__ void run_state(const Work& work, int first_chunk, int
     issue_write(u_end, smem_k, state);
     hand_over_write(sums, parity, warp, lane, smem);
     observer.phase(Phase::kReady);
-    const bool is_last = chunk + 1 == end_chunk;
+    const bool is_last = chunk + 1 == end;
     turn = turn.next();
     if (!is_last) {
       wait_phase(smem.v_ready[parity ^ 1], (chunk + 1) / 2 % 2);
