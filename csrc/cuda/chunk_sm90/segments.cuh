@@ -82,6 +82,9 @@ __device__ __forceinline__ void run_chain(bool has_values, int num_chunks, int g
   const int lane = ptx::opaque(static_cast<int>(threadIdx.x % 32));
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x % kGroupThreads / 32, 0);
   ChainTurn turn;
+  uint32_t largest[2] = {0, 0};
+#pragma unroll
+  for (int panel = 0; panel < kPanels - 1; ++panel) round_panel(panel, state, largest);
 #pragma unroll 1
   for (int chunk = 0; chunk < num_chunks; ++chunk) {
     const int half = chunk % 2;
@@ -95,9 +98,6 @@ __device__ __forceinline__ void run_chain(bool has_values, int num_chunks, int g
       arrive(smem.v_free[group][half], lane);
     }
     wait_phase(smem.full[turn.slot], turn.parity);
-    uint32_t largest[2] = {0, 0};
-#pragma unroll
-    for (int panel = 0; panel < kPanels - 1; ++panel) round_panel(panel, state, largest);
     finish_operand(of_v, stage.gates.decay[kChunk - 1], state, largest);
 #pragma unroll
     for (int panel = 0; panel < kPanels; ++panel) hold(state.s[panel]);   // scaled here, not between the products
@@ -122,9 +122,14 @@ __device__ __forceinline__ void run_chain(bool has_values, int num_chunks, int g
     scale_to_operand(factors, sums, x);
     ptx::wgmma_fence();
     issue_write(x, stage.k, state);
+    largest[0] = largest[1] = 0;
+    if constexpr (kPanels == 2) {   // the first panel is rounded while the second is under way
+      ptx::wgmma_wait_group<1>();
+      hold(state.s[0]);
+      round_panel(0, state, largest);
+    }
     ptx::wgmma_wait_group<0>();   // S
-#pragma unroll
-    for (int panel = 0; panel < kPanels; ++panel) hold(state.s[panel]);
+    hold(state.s[kPanels - 1]);
     hold(x);
     arrive(smem.empty[turn.slot], lane);
     turn.advance();
