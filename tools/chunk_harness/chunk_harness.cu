@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks and times the Hopper chunk kernel. Run: chunk_harness [debug] [check [substring]] [bits] [graph] [time]; no argument: all.
+// Checks and times the Hopper chunk kernel. Run: chunk_harness [debug] [check [substring]] [bits] [scan] [time] [scantime] [rowtime]; no argument: all.
 // Exit 0 all good, 1 a check failed, 2 CUDA error, 3 watchdog (a launch took more than 5 s; its name is printed).
 
 #include "cuda/chunk_sm90/launch.cu"
@@ -286,6 +286,7 @@ static void run_times(bool quick) {
   }
 }
 
+#include "scan.h"
 
 // Phase clock: cycles at which warps of blocks 0 and 1 pass the marks. [2 blocks][8 warps][kMarkChunks][16].
 constexpr int kMarkChunks = 128, kMarkWarps = 12;
@@ -392,7 +393,10 @@ int main(int argc, char** argv) {
 #endif
   if (wants("check")) bad += run_checks(filter);
   if (wants("bits")) bad += run_bits();
+  if (wants("scan")) bad += check_scan("") + check_order() + check_checkpoints();
   if (wants("time")) run_times(false);
+  if (wants("scantime")) time_scan();
+  if (wants("rowtime")) time_rows();
   if (argc > 1 && wants("quick")) run_times(true);
 #ifndef VARIANT
   if (wants("phases")) run_phases();

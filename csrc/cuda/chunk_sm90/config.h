@@ -38,9 +38,17 @@ struct alignas(1024) SharedMemory {
 
 static_assert(sizeof(SharedMemory<128>) <= 227 * 1024, "shared memory of a block");
 
-// What a block works on: one value head's columns column .. column + 63 of sequence n.
+// A segment of a row; a row that is not cut is one segment (segments.h).
+struct Segment {
+  int64_t n;           // sequence; N: the tokens outside all of them; N + 1: none
+  int64_t idx, count;  // which of its segments, and of how many
+  int64_t row;         // segment row
+};
+
+// What a block works on: one value head's columns column .. column + 63 of a segment.
 struct Work {
-  int64_t n, key_head, head, column;
+  Segment segment;
+  int64_t key_head, head, column;
 };
 
 // Places of the phase clock, in the order a group passes them.

@@ -98,25 +98,26 @@ __device__ __forceinline__ void move_sums(int row, int lane, const float (&facto
   }
 }
 
-// By the state group. `first` is the element of S at row 0 of K and the block's first column of V; panel: 16 KB that nobody uses.
+// By a group that has the barrier for itself. `first` is the element of S at row 0 of K and the group's first column of V;
+// panel: 16 KB that nobody uses.
 template <bool kIsLoad, int kKeyDim>
-__device__ __forceinline__ void move_state(const View& view, int64_t first, float* panel, State<kKeyDim>& state) {
+__device__ __forceinline__ void move_state(const View& view, int64_t first, int barrier, float* panel, State<kKeyDim>& state) {
   const int thread = threadIdx.x % kGroupThreads, lane = thread % 32, row = thread / 32 * 16 + lane / 4;
   const float factor[2] = {power_of_two(state.exponent[0]), power_of_two(state.exponent[1])};
 #pragma unroll 1
   for (int index = 0; index < state.kPanels; ++index) {
     if constexpr (kIsLoad) {
       move_panel<true>(view, first + 64 * index * view.stride[2], thread, panel);
-      ptx::bar_sync(kStateBarrier, kGroupThreads);
+      ptx::bar_sync(barrier, kGroupThreads);
     }
 #pragma unroll
     for (int i = 0; i < state.kPanels; ++i) {   // registers have no index
       if (i == index) move_sums<kIsLoad>(row, lane, factor, panel, state.s[i]);
     }
-    ptx::bar_sync(kStateBarrier, kGroupThreads);
+    ptx::bar_sync(barrier, kGroupThreads);
     if constexpr (!kIsLoad) {
       move_panel<false>(view, first + 64 * index * view.stride[2], thread, panel);
-      ptx::bar_sync(kStateBarrier, kGroupThreads);
+      ptx::bar_sync(barrier, kGroupThreads);
     }
   }
 }

@@ -12,6 +12,7 @@
 #include "../ptx/pdl.cuh"
 #include "../tile/solve.cuh"
 #include "load.cuh"
+#include "rows.cuh"
 
 namespace gdn::cuda::chunk_sm90 {
 
@@ -253,6 +254,7 @@ __global__ void __launch_bounds__(kPrepareThreads, 4) prepare_kernel(const __gri
   for (uint32_t item = blockIdx.x; item < items; item += gridDim.x) {
     prepare_chunk<io_t, kKeyDim>(p, item / key_heads, item % key_heads, heads, row_block, smem);
   }
+  if (has_order(p)) order_rows<kKeyDim>(p);
 }
 
 }  // namespace gdn::cuda::chunk_sm90

@@ -45,9 +45,9 @@ GDN_INLINE int64_t num_chunk_rows(const RuleParams& p) {
   return p.cu_seqlens.given() ? p.dims.T / kChunk + p.dims.N : p.dims.N * ceil_div(p.dims.T, kChunk);
 }
 
-// The row of sequence n's first chunk; later ones follow.
+// The row of sequence n's first chunk; later ones follow. With a later first token: of the chunk that starts there.
 GDN_INLINE int64_t first_chunk_row(const RuleParams& p, int64_t n, int64_t first_token) {
-  return p.cu_seqlens.given() ? first_token / kChunk + n : n * ceil_div(p.dims.T, kChunk);
+  return first_token / kChunk + (p.cu_seqlens.given() ? n : n * ceil_div(p.dims.T, kChunk));
 }
 
 template <int kKeyDim>
@@ -61,7 +61,7 @@ GDN_INLINE Solved* solved_of(const RuleParams& p, int64_t chunk_row, int64_t hea
 }
 
 template <int kKeyDim>
-GDN_INLINE int64_t workspace_bytes(const RuleParams& p) {
+GDN_INLINE int64_t prepared_bytes(const RuleParams& p) {
   return num_chunk_rows(p) * (p.dims.Hk * static_cast<int64_t>(sizeof(Keys<kKeyDim>)) +
                               p.dims.Hv * static_cast<int64_t>(sizeof(Solved)));
 }

@@ -119,25 +119,26 @@ __device__ __forceinline__ void take_values(int chunk, int warp, int lane, Share
   arrive(smem.v_free[chunk % 2], lane);
 }
 
-// The whole life of the state group; `state` holds S at the start and at the end. The observer is shown what a test wants to
-// look at; NoObserver costs nothing. Whatever waits for shared memory stands behind the issue of a product: beside the
-// products' own reads an access takes 150 clocks.
+// Chunks first .. end - 1 of the segment; `state` holds S before and behind them, as in a call that starts or ends there. The
+// observer is shown what a test wants to look at; NoObserver costs nothing. Whatever waits for shared memory stands behind the
+// issue of a product: beside the products' own reads an access takes 150 clocks.
 template <class io_t, int kKeyDim, class Observer>
-__device__ __forceinline__ void run_state(const Work& work, int num_chunks, float scale, SharedMemory<kKeyDim>& smem,
+__device__ __forceinline__ void run_state(const Work& work, int first, int end, float scale, SharedMemory<kKeyDim>& smem,
                                           State<kKeyDim>& state, const Observer& observer) {
   const int lane = ptx::opaque(static_cast<int>(threadIdx.x % 32));   // kept, not read anew
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x % kGroupThreads / 32, 0);
+  const int start = __shfl_sync(0xffffffffu, first, 0);   // so that the loop's counters are in uniform registers
+  Turn turn = {start % kStages, start / kStages % 2};
   int of_v[2];
   uint32_t stored_v[4][4], largest[2] = {0, 0};
-  Turn turn;
-  wait_phase(smem.full[0], 0);
-  take_values<io_t>(0, warp, lane, smem, stored_v, of_v);
+  wait_phase(smem.full[turn.slot], turn.parity);
+  take_values<io_t>(start, warp, lane, smem, stored_v, of_v);
 #pragma unroll
   for (int panel = 0; panel < state.kPanels - 1; ++panel) round_panel(panel, state, largest);
-  finish_operand(of_v, smem.stage[0].solved.gates.decay[kChunk - 1], state, largest);
+  finish_operand(of_v, smem.stage[turn.slot].solved.gates.decay[kChunk - 1], state, largest);
 #pragma unroll 1
-  for (int chunk = 0; chunk < num_chunks; ++chunk) {
-    const bool is_last = chunk + 1 == num_chunks;
+  for (int chunk = start; chunk < end; ++chunk) {
+    const bool is_last = chunk + 1 == end;
     const Stage<kKeyDim>& stage = smem.stage[turn.slot];
     const fp16_t* const smem_k = stage.keys.k;
     const Gates& gates = stage.solved.gates;
