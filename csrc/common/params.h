@@ -35,9 +35,6 @@ struct RuleParams {
   bool may_scan;                 // of the chunk kernels: a sequence may be split over the device; only repeats keep their bits then
   RowRange rows;
   int64_t segment_tokens;        // of the chunk kernels: rows are cut every so many tokens for the two-level scan; 0: not
-  // Of the chunk kernels: the chunks of each sequence that a launch computes, [part_first, part_end); part_end 0: all. The state
-  // between parts is in the workspace.
-  int64_t part_first, part_end;
   View checkpoints;              // [total_checkpoints, Hv, K, V], written; not given: none
   int64_t total_checkpoints;
   int64_t checkpoint_every;      // tokens between two of a sequence, a multiple of 64

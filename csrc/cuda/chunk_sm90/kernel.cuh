@@ -47,7 +47,7 @@ __device__ __forceinline__ Work work_of_block(const RuleParams& p) {
   const uint32_t tiles = static_cast<uint32_t>(p.dims.V) / kValueTile, heads = static_cast<uint32_t>(p.dims.Hv);
   const uint32_t rest = blockIdx.x / tiles, index = rest / heads, head = rest - index * heads;
   const Segment segment =
-      is_scanned(p) ? find_segment(p, index) : whole_row(p, find_row<kKeyDim>(p, index), index);
+      is_scanned(p) ? find_segment(p, index) : Segment{find_row<kKeyDim>(p, index), 0, 1, index};
   return {segment, key_head(head, p.dims.Hk, p.dims.Hv), head, static_cast<int64_t>(blockIdx.x - rest * tiles) * kValueTile};
 }
 
@@ -94,7 +94,7 @@ __device__ __forceinline__ void carry_state(const RuleParams& p, const Work& wor
 #pragma unroll 1
     for (int i = 0; i < 2; ++i) {   // both from one copy of the code, which is long
       const Place to = i == 0 ? checkpoint_after(p, work.segment, work.head, chunk, span.length)
-                              : end_of_segment<kKeyDim>(p, work.segment, work.head, chunk == num_chunks);
+                              : end_of_segment(p, work.segment, work.head, chunk == num_chunks);
       if (to.is_given) move_state<false>(to.view, to.first(work.column), kStateBarrier, panel, state);
     }
   } while (chunk < num_chunks);
@@ -148,13 +148,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   } else {
     extern __shared__ __align__(1024) char smem_bytes[];
     SharedMemory<kKeyDim>& smem = *reinterpret_cast<SharedMemory<kKeyDim>*>(smem_bytes);
-    if (has_later_part(p)) ptx::griddepcontrol_launch_dependents();   // the preparation of the next one
     const Work work = work_of_block<kKeyDim>(p);
-    const bool is_there = work.segment.n <= p.dims.N && takes_row(p, work.segment.n);
-    if (!is_there || write_padding(p, work) || segment_span(p, work.segment).length < (p.part_first > 0)) {
-      ptx::griddepcontrol_wait();   // the grid does not end before the one that it overlaps
-      return;
-    }
+    if (work.segment.n > p.dims.N || !takes_row(p, work.segment.n) || write_padding(p, work)) return;
     const Span span = segment_span(p, work.segment);
     const int64_t slot = slot_of_row(p.slots, work.segment.n, p.initial_state.given() ? p.pool_in : p.pool_out);
     if (threadIdx.x == 0) init_barriers(smem);

@@ -55,41 +55,6 @@ RuleParams with_segments(RuleParams params) {
   return params;
 }
 
-// The parts of a call: where each ends, in chunks.
-constexpr int kMostParts = 4;
-struct Parts {
-  int count = 1;
-  int64_t end[kMostParts] = {};
-};
-
-// Parts with which a call of one sequence is done soonest. Carrying takes a multiprocessor for each block; on those that are
-// left the preparation of the next part goes on meanwhile, so each part is `ratio` times as long as the one before, and only
-// the first one's preparation shows. Measured on an H200: a chunk is carried in 1.2 us, and prepared in 2.3 us for each key
-// head and 1.1 for each value head, by one multiprocessor; a part more costs 4 us.
-Parts choose_parts(const RuleParams& params) {
-  constexpr double kCarry = 1.2, kKeyHead = 2.3, kValueHead = 1.1, kPart = 4.0;
-  const Dims& dims = params.dims;
-  Parts best;
-  best.end[0] = num_chunk_rows(params);
-  const int64_t idle = num_multiprocessors() - dims.Hv * (dims.V / kValueTile);
-  if (is_scanned(params) || dims.N != 1 || idle < 1 || !overlaps_launches()) return best;
-  const double prepare = kKeyHead * dims.Hk + kValueHead * dims.Hv;   // of a chunk, by one multiprocessor
-  const double ratio = std::min(1.0, kCarry * idle / prepare);
-  double least = prepare / num_multiprocessors() * num_chunk_rows(params);
-  for (int count = 2; count <= kMostParts; ++count) {
-    double sum = 0.0, term = 1.0;
-    for (int i = 0; i < count; ++i, term *= ratio) sum += term;
-    const double first = num_chunk_rows(params) / sum, shows = prepare / num_multiprocessors() * first + kPart * (count - 1);
-    if (shows >= least) continue;
-    least = shows;
-    best.count = count;
-    double end = 0.0, length = first;
-    for (int i = 0; i < count; ++i, length *= ratio) best.end[i] = static_cast<int64_t>(end += length);
-    best.end[count - 1] = num_chunk_rows(params);
-  }
-  return best;
-}
-
 int64_t num_carry_blocks(const RuleParams& params) {
   if (is_scanned(params)) return num_segment_rows(params) * params.dims.Hv * (params.dims.V / kValueTile);
   // A block takes a multiprocessor, so those that find nothing to do are not free: with a least length, few rows have it.
@@ -99,16 +64,12 @@ int64_t num_carry_blocks(const RuleParams& params) {
   return rows * params.dims.Hv * (params.dims.V / kValueTile);
 }
 
-// Of a later part: on the multiprocessors that carrying the one before leaves.
 template <class io_t, int kKeyDim>
 const char* launch_prepare(const RuleParams& params, void* stream) {
-  const int64_t rows = is_part(params) ? params.part_end - params.part_first : num_chunk_rows(params);
-  const bool is_later = params.part_first > 0;
-  const int64_t carrying = params.dims.Hv * (params.dims.V / kValueTile);
-  const int64_t side_by_side = num_multiprocessors() - (is_later ? carrying : 0);
-  const int64_t blocks = std::min<int64_t>(rows * params.dims.Hk, kPrepareBlocks * side_by_side);
-  return launch_as(is_later ? Starts::kEarly : Starts::kInOrder, prepare_kernel<io_t, kKeyDim>, 1, blocks, kPrepareThreads,
-                   sizeof(PrepareMemory<kKeyDim>), stream, params);
+  const int64_t items = num_chunk_rows(params) * params.dims.Hk;
+  const int64_t blocks = std::min<int64_t>(items, kPrepareBlocks * num_multiprocessors());
+  return launch(prepare_kernel<io_t, kKeyDim>, blocks, kPrepareThreads, sizeof(PrepareMemory<kKeyDim>),
+                stream, params);
 }
 
 // The passes that give each segment its start.
@@ -124,7 +85,7 @@ const char* launch_scan(const RuleParams& params, void* stream) {
 }
 
 template <class io_t, class out_t, int kKeyDim>
-const char* launch_part(const RuleParams& params, void* stream) {
+const char* launch_chunk(const RuleParams& params, void* stream) {
   if (const char* error = launch_prepare<io_t, kKeyDim>(params, stream)) return error;
   if (is_scanned(params)) {
     if (const char* error = launch_scan<io_t, kKeyDim>(params, stream)) return error;
@@ -133,19 +94,6 @@ const char* launch_part(const RuleParams& params, void* stream) {
   if (blocks > kMaxBlocks) return "more than 2^31 - 1 blocks";
   return launch_early(chunk_kernel<io_t, out_t, kKeyDim, NoObserver>, blocks, kThreads, sizeof(SharedMemory<kKeyDim>), stream,
                       params, NoObserver{});
-}
-
-template <class io_t, class out_t, int kKeyDim>
-const char* launch_chunk(const RuleParams& call, void* stream) {
-  const Parts parts = choose_parts(call);
-  if (parts.count == 1) return launch_part<io_t, out_t, kKeyDim>(call, stream);
-  RuleParams params = call;
-  for (int i = 0; i < parts.count; ++i) {
-    params.part_first = i == 0 ? 0 : parts.end[i - 1];
-    params.part_end = parts.end[i];
-    if (const char* error = launch_part<io_t, out_t, kKeyDim>(params, stream)) return error;
-  }
-  return nullptr;
 }
 
 template <class io_t, int kKeyDim>
@@ -174,8 +122,7 @@ bool chunk_sm90_supports(const RuleParams& params) {
 }
 
 int64_t chunk_sm90_workspace_bytes(const RuleParams& call) {
-  RuleParams params = with_segments(call);
-  if (choose_parts(params).count > 1) params.part_end = 1;   // what is between parts has its place
+  const RuleParams params = with_segments(call);
   return params.dims.K == 64 ? workspace_bytes<64>(params) : workspace_bytes<128>(params);
 }
 

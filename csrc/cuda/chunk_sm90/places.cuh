@@ -32,17 +32,14 @@ __device__ __forceinline__ Place initial_place(const RuleParams& p, int64_t n, i
 // that the first one reads.
 template <int kKeyDim>
 __device__ __forceinline__ Place start_of_segment(const RuleParams& p, const Segment& segment, int64_t head, int64_t slot) {
-  if (segment.idx == 0 && !is_scanned(p)) return initial_place(p, segment.n, head, slot);
+  if (segment.count == 1) return initial_place(p, segment.n, head, slot);
   ptx::griddepcontrol_wait();   // for the kernels that made it
   return {workspace_view<kKeyDim>(start_of<kKeyDim>(p, segment.row, head)), 0, true};
 }
 
-// Where the state goes at the end of a segment: of the last one to its slot, of a part to the next part.
-template <int kKeyDim>
+// Where the state goes at the end of the last segment.
 __device__ __forceinline__ Place end_of_segment(const RuleParams& p, const Segment& segment, int64_t head, bool is_done) {
-  const bool is_last = segment.idx + 1 >= segment.count;
-  if (is_done && !is_last && is_part(p)) return {workspace_view<kKeyDim>(start_of<kKeyDim>(p, 0, head)), 0, true};
-  if (!is_done || !is_last || !p.state.given()) return {p.state, 0, false};
+  if (!is_done || segment.idx + 1 < segment.count || !p.state.given()) return {p.state, 0, false};
   const IndexView& slots = p.out_slots.given() ? p.out_slots : p.slots;
   const int64_t slot = slot_of_row(slots, segment.n, p.pool_out);
   return {p.state, slot < 0 ? 0 : p.state.offset(slot, head), slot >= 0};
@@ -51,7 +48,7 @@ __device__ __forceinline__ Place end_of_segment(const RuleParams& p, const Segme
 // Chunks of a segment before its next stop: a checkpoint behind chunk `chunk`, or the end.
 __device__ __forceinline__ int next_stop(const RuleParams& p, const Segment& segment, int chunk, int num_chunks) {
   if (!p.checkpoints.given()) return num_chunks;
-  const int64_t every = p.checkpoint_every / kChunk, before = tokens_before(p, segment) / kChunk + chunk;
+  const int64_t every = p.checkpoint_every / kChunk, before = segment.idx * (p.segment_tokens / kChunk) + chunk;
   const int64_t stop = chunk + every - before % every;
   return stop < num_chunks ? static_cast<int>(stop) : num_chunks;
 }
@@ -59,7 +56,7 @@ __device__ __forceinline__ int next_stop(const RuleParams& p, const Segment& seg
 // Where the state after `chunks` chunks of a segment of `length` tokens is kept.
 __device__ __forceinline__ Place checkpoint_after(const RuleParams& p, const Segment& segment, int64_t head, int64_t chunks,
                                                   int64_t length) {
-  const int64_t tokens = tokens_before(p, segment) + chunks * kChunk;
+  const int64_t tokens = segment.idx * p.segment_tokens + chunks * kChunk;
   const bool is_due = p.checkpoints.given() && chunks > 0 && chunks * kChunk <= length && tokens % p.checkpoint_every == 0;
   const int64_t row = is_due ? p.checkpoint_row(segment.n, tokens) : -1;
   return {p.checkpoints, row < 0 ? 0 : p.checkpoints.offset(row, head), row >= 0};

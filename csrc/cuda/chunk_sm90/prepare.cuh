@@ -249,21 +249,12 @@ __global__ void __launch_bounds__(kPrepareThreads, 4) prepare_kernel(const __gri
   PrepareMemory<kKeyDim>& smem = *reinterpret_cast<PrepareMemory<kKeyDim>*>(smem_bytes);
   ptx::griddepcontrol_launch_dependents();
   const int row_block = (threadIdx.x / 32 + blockIdx.x) % 4;
-  const uint32_t key_heads = static_cast<uint32_t>(p.dims.Hk), all_rows = static_cast<uint32_t>(num_chunk_rows(p));
-  uint32_t first = 0, end = all_rows;   // chunk rows of the launch
-  if (is_part(p)) {
-    const uint32_t row = first_chunk_row(p, 0, sequence_span(p.cu_seqlens, 0, p.dims.T).first);
-    first = row + p.part_first;
-    end = min(row + static_cast<uint32_t>(p.part_end), all_rows);
-  }
+  const uint32_t key_heads = static_cast<uint32_t>(p.dims.Hk), items = static_cast<uint32_t>(num_chunk_rows(p)) * key_heads;
   const int heads = static_cast<int>(p.dims.Hv) / static_cast<int>(key_heads);
-  for (uint32_t item = first * key_heads + blockIdx.x; item < end * key_heads; item += gridDim.x) {
+  for (uint32_t item = blockIdx.x; item < items; item += gridDim.x) {
     prepare_chunk<io_t, kKeyDim>(p, item / key_heads, item % key_heads, heads, row_block, smem);
   }
   if (has_order(p)) order_rows<kKeyDim>(p);
-  // Of a later part, which starts while the one before it is carried and touches nothing of it: who waits for this grid waits
-  // for that one too.
-  if (p.part_first > 0 && blockIdx.x == 0) ptx::griddepcontrol_wait();
 }
 
 }  // namespace gdn::cuda::chunk_sm90

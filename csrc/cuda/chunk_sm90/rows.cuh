@@ -78,24 +78,12 @@ __device__ __forceinline__ int64_t find_row(const RuleParams& p, int64_t index) 
   return order_of<kKeyDim>(p)[index];
 }
 
-// Tokens of a row before a segment of it.
-__device__ __forceinline__ int64_t tokens_before(const RuleParams& p, const Segment& segment) {
-  return is_scanned(p) ? segment.idx * p.segment_tokens : p.part_first * kChunk;
-}
-
 // The tokens of a segment of a row.
 __device__ __forceinline__ Span segment_span(const RuleParams& p, const Segment& segment) {
   const Span span = sequence_span(p.cu_seqlens, segment.n, p.dims.T);
-  const int64_t before = tokens_before(p, segment), left = span.length - before;
-  const int64_t most = is_scanned(p) ? p.segment_tokens : is_part(p) ? (p.part_end - p.part_first) * kChunk : span.length;
-  return {span.batch, span.first + before, left < most ? left : most};
-}
-
-// A row, or the part of it that the launch computes, as a segment.
-__device__ __forceinline__ Segment whole_row(const RuleParams& p, int64_t n, int64_t index) {
-  if (!is_part(p) || n >= p.dims.N) return {n, 0, 1, index};
-  const int64_t idx = p.part_first > 0, is_last = length_of_row(p, n) <= p.part_end * kChunk;
-  return {n, idx, idx + (is_last ? 1 : 2), 0};
+  if (!is_scanned(p)) return span;
+  const int64_t before = segment.idx * p.segment_tokens, left = span.length - before;
+  return {span.batch, span.first + before, left < p.segment_tokens ? left : p.segment_tokens};
 }
 
 }  // namespace gdn::cuda::chunk_sm90

@@ -14,11 +14,6 @@ namespace gdn::cuda::chunk_sm90 {
 
 GDN_INLINE bool is_scanned(const RuleParams& p) { return p.segment_tokens > 0; }
 
-// A call of one sequence may be made in parts, one pair of launches each, so that the preparation of a part runs beside the
-// carrying of the one before. starts[0] is then what goes from part to part.
-GDN_INLINE bool is_part(const RuleParams& p) { return p.part_end > 0; }
-GDN_INLINE bool has_later_part(const RuleParams& p) { return is_part(p) && p.part_end < num_chunk_rows(p); }
-
 // Segments that end in so many tokens, by a division of 32 bits: one of 64 takes 150 instructions.
 GDN_INLINE int64_t whole_segments(const RuleParams& p, int64_t tokens) {
   return static_cast<uint32_t>(tokens) / static_cast<uint32_t>(p.segment_tokens);
@@ -63,7 +58,6 @@ GDN_INLINE int64_t workspace_bytes(const RuleParams& p) {
   if (is_scanned(p)) {
     bytes += num_segment_rows(p) * p.dims.Hv * (p.dims.V + kKeyDim) * kKeyDim * static_cast<int64_t>(sizeof(float));
   }
-  if (is_part(p)) bytes += p.dims.Hv * p.dims.V * kKeyDim * static_cast<int64_t>(sizeof(float));
   if (has_order(p)) bytes += num_rows(p) * static_cast<int64_t>(sizeof(int32_t));
   return bytes;
 }
