@@ -149,7 +149,10 @@ __global__ void __launch_bounds__(kThreads, 1)
     extern __shared__ __align__(1024) char smem_bytes[];
     SharedMemory<kKeyDim>& smem = *reinterpret_cast<SharedMemory<kKeyDim>*>(smem_bytes);
     const Work work = work_of_block<kKeyDim>(p);
-    if (work.segment.n > p.dims.N || !takes_row(p, work.segment.n) || write_padding(p, work)) return;
+    if (work.segment.n > p.dims.N || !takes_row(p, work.segment.n) || write_padding(p, work)) {
+      ptx::griddepcontrol_wait();   // the grid does not end before the one that it overlaps
+      return;
+    }
     const Span span = segment_span(p, work.segment);
     const int64_t slot = slot_of_row(p.slots, work.segment.n, p.initial_state.given() ? p.pool_in : p.pool_out);
     if (threadIdx.x == 0) init_barriers(smem);
