@@ -35,6 +35,8 @@ def rule_call(device, *, ragged=False, in_place=True, state_given=True, padded=F
         "use_qk_l2norm": True,
         "gate_is_linear": False,
         "rule_mode": mode,
+        "is_high_precision": False,
+        "may_scan": True,
         "cu_seqlens": torch.tensor([0, 4, 4, 8], device=device) if ragged else None,
         "slots": index if in_place else None,
         "out_slots": index if state_given or in_place else None,

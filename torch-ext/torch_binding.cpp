@@ -11,7 +11,7 @@ STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
   ops.def(
       "gated_delta_rule(Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? beta, Tensor? initial_state, "
       "Tensor(a!)? state, bool in_place, Tensor(b!) out, float scale, bool use_qk_l2norm, bool gate_is_linear, int rule_mode, "
-      "Tensor? cu_seqlens, Tensor? slots, Tensor? out_slots, Tensor? has_initial_state, "
+      "bool is_high_precision, bool may_scan, Tensor? cu_seqlens, Tensor? slots, Tensor? out_slots, Tensor? has_initial_state, "
       "Tensor(c!)? checkpoints, int checkpoint_every, Tensor? checkpoint_starts) -> ()");
   ops.def(
       "gated_delta_verify(Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? beta, Tensor(a!) state, Tensor(b!)? ring, "

@@ -24,9 +24,9 @@ void add_checkpoints(const Checker& check, const Tensor& checkpoints, int64_t ev
 
 void gated_delta_rule(Tensor q, Tensor k, Tensor v, OptionalTensor g, OptionalTensor beta, OptionalTensor initial_state,
                       OptionalTensor state, bool in_place, Tensor out, double scale, bool use_qk_l2norm, bool gate_is_linear,
-                      int64_t mode, OptionalTensor cu_seqlens, OptionalTensor slots, OptionalTensor out_slots,
-                      OptionalTensor has_initial_state, OptionalTensor checkpoints, int64_t checkpoint_every,
-                      OptionalTensor checkpoint_starts) {
+                      int64_t mode, bool is_high_precision, bool may_scan, OptionalTensor cu_seqlens, OptionalTensor slots,
+                      OptionalTensor out_slots, OptionalTensor has_initial_state, OptionalTensor checkpoints,
+                      int64_t checkpoint_every, OptionalTensor checkpoint_starts) {
   const Checker check("gated_delta_rule", "q", q);
   RuleParams params = rule_params(check, {q, k, v, g, beta, cu_seqlens, out, scale, use_qk_l2norm, gate_is_linear});
   const Dims& dims = params.dims;
@@ -52,6 +52,8 @@ void gated_delta_rule(Tensor q, Tensor k, Tensor v, OptionalTensor g, OptionalTe
   if (checkpoints) add_checkpoints(check, *checkpoints, checkpoint_every, checkpoint_starts, params);
   check.require(mode >= 0 && mode <= 2, "mode must be 0 (recurrent), 1 (chunk) or 2 (auto), got " + std::to_string(mode));
   params.mode = static_cast<RuleMode>(mode);
+  params.is_high_precision = is_high_precision;
+  params.may_scan = may_scan;
   const OptionalTensor workspace = add_workspace<RuleParams, cuda::gated_delta_rule_workspace>(check, q, params);
   run<RuleParams, cpu::gated_delta_rule, cuda::gated_delta_rule>(check, params);
 }

@@ -98,19 +98,24 @@ def gated_delta_rule(
             there is a kernel for it: compute capability 9.0, 16-bit q, k, v, K 64 or 128, V a multiple of 64, and rows
             of q, k, v and a 16-bit out that start at multiples of 16 bytes (head dim contiguous). Any other call, and
             every call on the CPU, is the recurrence's, and as exact. The kernel allocates, for the time of the call, 33
-            KB a key head and 17 KB a value head for every 64 tokens (20 KB a token at 16 and 48 heads). "auto" chooses
-            for each sequence by its own length, on the device: "chunk" for sequences of 64 tokens or more, "recurrent"
-            for shorter ones. So a row's bits do not depend on its batch in any mode.
+            KB a key head and 17 KB a value head for every 64 tokens (20 KB a token at 16 and 48 heads), and 4 bytes a
+            sequence where many are packed. "auto" chooses for each sequence by its own length, on the device: "chunk"
+            for sequences of 48 tokens or more, "recurrent" for shorter ones. So a row's bits do not depend on its batch
+            in any mode, but for scan="auto".
         precision: of "chunk": "fp16", what the tensor cores multiply is rounded to float16, scaled so that no magnitude
             of v or of the state overflows. "high" has no kernel yet and raises; mode="recurrent" is more exact still.
-        scan: of "chunk": whether a long sequence may be split over the device. "off": never. "auto": it may, and then
-            only repeated calls are promised the same bits; no kernel splits yet, so this is "off".
+        scan: of "chunk": whether a long sequence may be split over the device. "off": never. "auto": it is where
+            sequences x value heads x V / 64 are at most a third of the device's multiprocessors and the sequences are
+            so long that it pays (2,048 tokens; sequences of cu_seqlens count as equally long). What a segment does to
+            the state that comes to it is made as a [K, K] matrix, and the states at the start of all segments from
+            those matrices, in float32; nothing is left out. Repeated calls are promised the same bits, and no more: the
+            number of segments depends on the device and the batch. Allocates (K + V) K 4 bytes a value head and segment
+            beside the above, for at most as many segments as fit the device (16 MB on an H200 where K = V = 128).
         gate_domain: "log", or "linear" where g holds the decay exp(g) itself, in [0, 1].
         checkpoint_every: int, a multiple of 64: keep the state after every so many tokens of each sequence, counted
             from the start of this call, the last token included. None: keep none.
         checkpoints: [total, Hv, K, V] float32, bfloat16 or float16, K or V contiguous; takes those states, each rounded
-            once from the float32 accumulator. Required with checkpoint_every. Padding rows write none. Every mode is
-            the recurrence then, for now.
+            once from the float32 accumulator. Required with checkpoint_every. Padding rows write none.
         checkpoint_starts: int32 or int64 [N], row of `checkpoints` for the first checkpoint of each sequence, which has
             length // checkpoint_every of them; one outside [0, total) is dropped. None: sequence n of a dense call
             starts at row n * (T // checkpoint_every); required with cu_seqlens.
@@ -139,8 +144,8 @@ def gated_delta_rule(
 
     The chunk kernel keeps the state and all sums in float32 too, but multiplies float16 operands: relative RMS error
     2.0e-3 of a bfloat16 output (1.66e-3 is its rounding), 8e-4 of a float16 or float32 one, 1e-3 of a float32 state;
-    2.2e-3, 1.3e-3 and 1.1e-3 where keys are strongly correlated. Its bits are those of any split at a multiple of 64
-    tokens. A NaN in a token reaches the whole of its 64-token piece, of the heads that use it, and what follows.
+    2.2e-3, 1.3e-3 and 1.1e-3 where keys are strongly correlated. With scan="off" its bits are those of any split at a
+    multiple of 64 tokens, and a checkpoint's those of the state of a call that ends there. A NaN in a token reaches the whole of its 64-token piece, of the heads that use it, and what follows.
 
     Source: Yang, Kautz, Hatamizadeh, "Gated Delta Networks: Improving Mamba2 with Delta Rule" (arXiv 2412.06464).
     """
@@ -207,6 +212,8 @@ def gated_delta_rule(
         bool(use_qk_l2norm),
         gate_domain == "linear",
         MODES[mode],
+        precision == "high",
+        scan == "auto",
         cu_seqlens,
         slots,
         out_slots,
@@ -272,7 +279,7 @@ def chunk_gated_delta_rule(
         TypeError: a tensor argument is no tensor, scale no number, or a keyword is unknown.
         RuntimeError: as gated_delta_rule; also when an input requires grad under grad mode.
 
-    Exactness is that of gated_delta_rule with mode="auto": that of the recurrence below 64 tokens a sequence.
+    Exactness is that of gated_delta_rule with mode="auto": that of the recurrence below 48 tokens a sequence.
 
     Source: as gated_delta_rule; names and keywords are those of flash-linear-attention.
     """
@@ -429,6 +436,8 @@ def _functional(
         bool(use_qk_l2norm_in_kernel),
         False,
         MODES["auto" if op == "chunk_gated_delta_rule" else "recurrent"],
+        False,
+        True,
         cu_seqlens,
         None,
         None,

@@ -34,15 +34,6 @@ __device__ __forceinline__ void hold(uint32_t (&x)[kCount][4]) {
   }
 }
 
-// Bytes from a warp's 16 columns of V or o of a chunk, [64 t][16 v], to columns 8 half .. of token t: 8 tokens of a half hit
-// 8 different bank groups.
-__device__ __forceinline__ uint32_t column_offset(int t, int half) { return t * 32 + ((half ^ (t / 4 % 2)) * 16); }
-
-// The address that a lane gives to ldmatrix or stmatrix, transposed, of tokens 16 b .. 16 b + 15 of it: an operand's block.
-__device__ __forceinline__ uint32_t column_block(const uint16_t* smem, int b, int lane) {
-  return ptx::shared_address(smem) + column_offset(16 * b + 8 * (lane / 16) + lane % 8, lane / 8 % 2);
-}
-
 // The rows 16 warp .. of an operand of steps of 16 columns -> a tile of 64 rows as wgmma reads it.
 template <int kSteps>
 __device__ __forceinline__ void write_operand(const uint32_t (&operand)[kSteps][4], void* smem_tile, int warp, int lane) {
@@ -53,11 +44,13 @@ __device__ __forceinline__ void write_operand(const uint32_t (&operand)[kSteps][
   }
 }
 
-// factors[t] of the tokens of this thread's columns of sums.
+// The factors (prepared.h) of the tokens of this thread's columns of sums.
 __device__ __forceinline__ void read_factors(const float* factors, int lane, float2 (&x)[8]) {
 #pragma unroll
-  for (int block = 0; block < 8; ++block) {
-    x[block] = *reinterpret_cast<const float2*>(factors + sum_column(lane, 4 * block));
+  for (int i = 0; i < 4; ++i) {
+    const float4 piece = reinterpret_cast<const float4*>(factors)[4 * i + lane % 4];
+    x[2 * i] = make_float2(piece.x, piece.y);
+    x[2 * i + 1] = make_float2(piece.z, piece.w);
   }
 }
 

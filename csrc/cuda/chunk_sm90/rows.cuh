@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which row, or which segment of a row, a block carries the state through.
+#pragma once
+
+#include "../ptx/pdl.cuh"
+#include "config.h"
+#include "segments.h"
+
+namespace gdn::cuda::chunk_sm90 {
+
+__device__ __forceinline__ int64_t length_of_row(const RuleParams& p, int64_t n) {
+  return n < p.dims.N ? sequence_span(p.cu_seqlens, n, p.dims.T).length : 0;
+}
+
+// The segment at a segment row. By each warp for itself.
+__device__ __forceinline__ Segment find_segment(const RuleParams& p, int64_t row) {
+  if (!p.cu_seqlens.given()) {
+    const uint32_t count = static_cast<uint32_t>(segments_of_length(p, p.dims.T)), n = static_cast<uint32_t>(row) / count;
+    return {n, row - static_cast<int64_t>(n) * count, count, row};
+  }
+  const int lane = threadIdx.x % 32;
+  auto first_row = [&](int64_t n) {
+    const int64_t first = n < p.dims.N ? sequence_span(p.cu_seqlens, n, p.dims.T).first : p.dims.T;
+    return first_segment_row(p, n, first);
+  };
+  int64_t n = -1;   // the last row that starts here or before
+#pragma unroll 1
+  for (int64_t base = 0; base <= p.dims.N; base += 32) {
+    n += __popc(__ballot_sync(0xffffffffu, base + lane <= p.dims.N && first_row(base + lane) <= row));
+  }
+  const Segment none = {p.dims.N + 1, 0, 1, row};
+  if (n < 0) return none;
+  const int64_t cuts = segments_of_length(p, length_of_row(p, n)), idx = row - first_row(n);
+  const Segment found = {n, idx, cuts > 1 ? cuts : 1, row};
+  return idx >= 0 && idx < found.count ? found : none;
+}
+
+// Whether row a comes before row b: the longer one, of equal ones the first.
+__device__ __forceinline__ bool comes_before(int64_t length_a, int64_t a, int64_t length_b, int64_t b) {
+  return length_a > length_b || (length_a == length_b && a < b);
+}
+
+// The index-th longest row, of at most 32. By each warp for itself.
+__device__ __forceinline__ int64_t find_longest(const RuleParams& p, int64_t index) {
+  const int lane = threadIdx.x % 32, rows = static_cast<int>(num_rows(p));
+  const int64_t length = lane < rows ? length_of_row(p, lane) : -1;
+  int before = 0;
+#pragma unroll 1
+  for (int other = 0; other < rows; ++other) before += comes_before(__shfl_sync(0xffffffffu, length, other), other, length, lane);
+  const unsigned found = __ballot_sync(0xffffffffu, lane < rows && before == index);
+  return found == 0 ? p.dims.N + 1 : __ffs(static_cast<int>(found)) - 1;
+}
+
+// Writes the order of rows to the workspace: each warp of the grid places every so many rows.
+template <int kKeyDim>
+__device__ __forceinline__ void order_rows(const RuleParams& p) {
+  const int lane = threadIdx.x % 32;
+  const int64_t rows = num_rows(p), warps = static_cast<int64_t>(gridDim.x) * (blockDim.x / 32);
+  int32_t* const order = order_of<kKeyDim>(p);
+#pragma unroll 1
+  for (int64_t n = static_cast<int64_t>(blockIdx.x) * (blockDim.x / 32) + threadIdx.x / 32; n < rows; n += warps) {
+    const int64_t length = length_of_row(p, n);
+    int before = 0;
+#pragma unroll 4
+    for (int64_t other = lane; other < rows; other += 32) before += comes_before(length_of_row(p, other), other, length, n);
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) before += __shfl_xor_sync(0xffffffffu, before, distance);
+    if (lane == 0) order[before] = static_cast<int32_t>(n);
+  }
+}
+
+// The row that the index-th group of blocks takes, whole.
+template <int kKeyDim>
+__device__ __forceinline__ int64_t find_row(const RuleParams& p, int64_t index) {
+  if (!sorts_rows(p)) return index;
+  if (!has_order(p)) return find_longest(p, index);
+  ptx::griddepcontrol_wait();   // the preparation wrote the order
+  return order_of<kKeyDim>(p)[index];
+}
+
+// The tokens of a segment of a row.
+__device__ __forceinline__ Span segment_span(const RuleParams& p, const Segment& segment) {
+  const Span span = sequence_span(p.cu_seqlens, segment.n, p.dims.T);
+  if (!is_scanned(p)) return span;
+  const int64_t before = segment.idx * p.segment_tokens, left = span.length - before;
+  return {span.batch, span.first + before, left < p.segment_tokens ? left : p.segment_tokens};
+}
+
+}  // namespace gdn::cuda::chunk_sm90
