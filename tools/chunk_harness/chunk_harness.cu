@@ -87,7 +87,7 @@ static bool check_case(const Case& c) {
   synchronize(c.name.c_str());
   const cases::Errors e = cases::compare(p, ref, d.out.get(), d.state_out.get(), d.sentinel);
   double out_limit, state_limit;
-  const bool ok = cases::judge(c, e, &out_limit, &state_limit);
+  const bool ok = cases::judge(c, false, e, &out_limit, &state_limit);
   printf("%-46s out %.2e (%.1e)  state %.2e (%.1e)  %s%s%s\n", c.name.c_str(), e.out, out_limit, e.state, state_limit, ok ? "ok" : "FAIL",
          e.nan ? " nan" : "", e.untouched_ok ? "" : " unnamed slot touched");
   fflush(stdout);

@@ -2,11 +2,11 @@
 // What the state and output groups of a block hand to one another, and in what form.
 #pragma once
 
+#include "../ptx/ldmatrix.cuh"
 #include "../ptx/wgmma.cuh"
 #include "../tile/pipeline.cuh"
-#include "../tile/fragment.cuh"
 #include "../tile/swizzle.cuh"
-#include "../ptx/ldmatrix.cuh"
+#include "columns.cuh"
 #include "config.h"
 
 namespace gdn::cuda::chunk_sm90 {
@@ -34,15 +34,6 @@ __device__ __forceinline__ void hold(uint32_t (&x)[kCount][4]) {
   }
 }
 
-// Bytes from a warp's 16 columns of V or o of a chunk, [64 t][16 v], to columns 8 half .. of token t: 8 tokens of a half hit
-// 8 different bank groups.
-__device__ __forceinline__ uint32_t column_offset(int t, int half) { return t * 32 + ((half ^ (t / 4 % 2)) * 16); }
-
-// The address that a lane gives to ldmatrix or stmatrix, transposed, of tokens 16 b .. 16 b + 15 of it: an operand's block.
-__device__ __forceinline__ uint32_t column_block(const uint16_t* smem, int b, int lane) {
-  return ptx::shared_address(smem) + column_offset(16 * b + 8 * (lane / 16) + lane % 8, lane / 8 % 2);
-}
-
 // The rows 16 warp .. of an operand of steps of 16 columns -> a tile of 64 rows as wgmma reads it.
 template <int kSteps>
 __device__ __forceinline__ void write_operand(const uint32_t (&operand)[kSteps][4], void* smem_tile, int warp, int lane) {
@@ -50,14 +41,6 @@ __device__ __forceinline__ void write_operand(const uint32_t (&operand)[kSteps][
   for (int s = 0; s < kSteps; ++s) {
     const uint32_t panel = ptx::shared_address(smem_tile) + s / 4 * (kChunk * kPanelRowBytes);
     ptx::stmatrix_x4(block_address(panel, warp, s % 4, lane), operand[s]);
-  }
-}
-
-// factors[t] of the tokens of this thread's columns of sums.
-__device__ __forceinline__ void read_factors(const float* factors, int lane, float2 (&x)[8]) {
-#pragma unroll
-  for (int block = 0; block < 8; ++block) {
-    x[block] = *reinterpret_cast<const float2*>(factors + sum_column(lane, 4 * block));
   }
 }
 

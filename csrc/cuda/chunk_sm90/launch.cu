@@ -4,6 +4,7 @@
 #include "../launch.cuh"
 #include "../rule_kernels.h"
 #include "kernel.cuh"
+#include "takes.h"
 
 #include <algorithm>
 
@@ -12,23 +13,8 @@ namespace {
 
 using namespace chunk_sm90;
 
-// Rows of 16-byte pieces: unit stride in the head dim, every other stride that is used a multiple of 8 elements, an aligned
-// base. A dim of one element may have any stride.
-bool has_aligned_rows(const View& view, const Dims& dims, int64_t heads) {
-  return view.stride[3] == 1 && (view.stride[0] % 8 == 0 || dims.B == 1) && (view.stride[1] % 8 == 0 || dims.T == 1) &&
-         (view.stride[2] % 8 == 0 || heads == 1) && reinterpret_cast<uintptr_t>(view.data) % 16 == 0;
-}
-
 // Blocks of the preparation: as many as run side by side.
 constexpr int kPrepareBlocks = 4;   // of a multiprocessor
-
-int64_t num_carry_blocks(const RuleParams& params) {
-  // A block takes a multiprocessor, so those that find nothing to do are not free: with a least length, few rows have it.
-  const int64_t rows = params.rows.min_length < 1
-                           ? num_rows(params)
-                           : std::min(num_rows(params), params.dims.B * params.dims.T / params.rows.min_length);
-  return rows * params.dims.Hv * (params.dims.V / kValueTile);
-}
 
 template <class io_t, int kKeyDim>
 const char* launch_prepare(const RuleParams& params, void* stream) {
@@ -41,7 +27,7 @@ const char* launch_prepare(const RuleParams& params, void* stream) {
 template <class io_t, class out_t, int kKeyDim>
 const char* launch_chunk(const RuleParams& params, void* stream) {
   if (const char* error = launch_prepare<io_t, kKeyDim>(params, stream)) return error;
-  const int64_t blocks = num_carry_blocks(params);
+  const int64_t blocks = num_row_blocks(params);
   if (blocks > kMaxBlocks) return "more than 2^31 - 1 blocks";
   return launch_early(chunk_kernel<io_t, out_t, kKeyDim, NoObserver>, blocks, kThreads, sizeof(SharedMemory<kKeyDim>), stream,
                       params, NoObserver{});
@@ -60,17 +46,7 @@ const char* launch_dtype(const RuleParams& params, void* stream) {
 
 }  // namespace
 
-bool chunk_sm90_supports(const RuleParams& params) {
-  const Dims& dims = params.dims;
-  const DType io = params.q.dtype, out = params.out.dtype;
-  if (io == DType::kFloat32 || params.k.dtype != io || params.v.dtype != io) return false;
-  if (out != io && out != DType::kFloat32) return false;
-  if ((dims.K != 64 && dims.K != 128) || dims.V % kValueTile != 0 || dims.T >= (int64_t{1} << 31) - kChunk) return false;
-  if (num_chunk_rows(params) * dims.Hk >= int64_t{1} << 31) return false;
-  const bool out_rows = out == DType::kFloat32 ? params.out.stride[3] == 1 : has_aligned_rows(params.out, dims, dims.Hv);
-  return out_rows && has_aligned_rows(params.q, dims, dims.Hk) && has_aligned_rows(params.k, dims, dims.Hk) &&
-         has_aligned_rows(params.v, dims, dims.Hv);
-}
+bool chunk_sm90_supports(const RuleParams& params) { return takes_call(params) && params.dims.V % kValueTile == 0; }
 
 int64_t chunk_sm90_workspace_bytes(const RuleParams& params) {
   return params.dims.K == 64 ? workspace_bytes<64>(params) : workspace_bytes<128>(params);

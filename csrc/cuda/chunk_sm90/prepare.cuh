@@ -231,8 +231,13 @@ __device__ __forceinline__ void prepare_chunk(const RuleParams& p, int64_t chunk
   }
 }
 
-template <class io_t, int kKeyDim>
-__global__ void __launch_bounds__(kPrepareThreads, 4) prepare_kernel(const __grid_constant__ RuleParams p) {
+// For each section of the build that compiles this a kernel of its own: blocks that a multiprocessor is to hold.
+struct Hopper {
+  static constexpr int kBlocks = 4;
+};
+
+template <class io_t, int kKeyDim, class Section = Hopper>
+__global__ void __launch_bounds__(kPrepareThreads, Section::kBlocks) prepare_kernel(const __grid_constant__ RuleParams p) {
   extern __shared__ __align__(1024) char smem_bytes[];
   PrepareMemory<kKeyDim>& smem = *reinterpret_cast<PrepareMemory<kKeyDim>*>(smem_bytes);
   ptx::griddepcontrol_launch_dependents();

@@ -13,12 +13,6 @@
 
 namespace gdn::cuda::chunk_sm90 {
 
-// V^T as pairs of tokens in the order of operands.
-__device__ __forceinline__ void read_values(const uint16_t* smem, int lane, uint32_t (&v)[4][4]) {
-#pragma unroll
-  for (int b = 0; b < 4; ++b) ptx::ldmatrix_x4_trans(column_block(smem, b, lane), v[b]);
-}
-
 // Exponents of the largest |v| of this thread's two rows.
 template <class io_t>
 __device__ __forceinline__ void value_exponents(const uint16_t* smem_largest, int warp, int lane, int (&e)[2]) {
@@ -87,35 +81,6 @@ __device__ __forceinline__ void scale_to_operand(const float2 (&factors)[8], con
 #pragma unroll
   for (int i = 0; i < 16; ++i) {
     operand[i / 4][i % 4] = round_pair_fp16(x[2 * i] * factors[i / 2].x, x[2 * i + 1] * factors[i / 2].y);
-  }
-}
-
-// Moves S between the accumulators and one head's state at element `head`, rows `row` and row + 8 of S^T. Any strides:
-// lanes of a row and of a column are neighbours, so both layouts move whole 32-byte sectors.
-template <class state_t, bool kIsLoad, int kKeyDim>
-__device__ __forceinline__ void move_state(const View& view, int64_t head, int64_t row, int lane, State<kKeyDim>& state) {
-  state_t* const data = static_cast<state_t*>(view.data) + head + row * view.stride[3];
-  const float factor[2] = {power_of_two(state.exponent[0]), power_of_two(state.exponent[1])};
-#pragma unroll
-  for (int i = 0; i < kKeyDim / 2; ++i) {
-    const int r = i / 2 % 2;
-    state_t& element = data[(64 * (i / 32) + sum_column(lane, i % 32)) * view.stride[2] + 8 * r * view.stride[3]];
-    if constexpr (kIsLoad) {
-      state.s[i / 32][i % 32] = to_float(element);
-    } else {
-      element = from_float<state_t>(state.s[i / 32][i % 32] * factor[r]);
-    }
-  }
-}
-
-template <bool kIsLoad, int kKeyDim>
-__device__ __forceinline__ void move_state(const View& view, int64_t head, int64_t row, int lane, State<kKeyDim>& state) {
-  if (view.dtype == DType::kFloat32) {
-    move_state<float, kIsLoad>(view, head, row, lane, state);
-  } else if (view.dtype == DType::kBFloat16) {
-    move_state<bf16_t, kIsLoad>(view, head, row, lane, state);
-  } else {
-    move_state<fp16_t, kIsLoad>(view, head, row, lane, state);
   }
 }
 

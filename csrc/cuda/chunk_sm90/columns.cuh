@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// A warp's 16 columns of V, o and S (rows of S^T): between memory and the fragments of the tensor cores.
+#pragma once
+
+#include "../ptx/ldmatrix.cuh"
+#include "../ptx/shared.cuh"
+#include "../tile/fragment.cuh"
+#include "range.cuh"
+
+namespace gdn::cuda::chunk_sm90 {
+
+// Bytes from a warp's 16 columns of V or o of a chunk, [64 t][16 v], to columns 8 half .. of token t: 8 tokens of a half hit
+// 8 different bank groups.
+__device__ __forceinline__ uint32_t column_offset(int t, int half) { return t * 32 + ((half ^ (t / 4 % 2)) * 16); }
+
+// The address that a lane gives to ldmatrix or stmatrix, transposed, of tokens 16 b .. 16 b + 15 of it: an operand's block.
+__device__ __forceinline__ uint32_t column_block(const uint16_t* smem, int b, int lane) {
+  return ptx::shared_address(smem) + column_offset(16 * b + 8 * (lane / 16) + lane % 8, lane / 8 % 2);
+}
+
+// V^T as pairs of tokens in the order of operands.
+__device__ __forceinline__ void read_values(const uint16_t* smem, int lane, uint32_t (&v)[4][4]) {
+#pragma unroll
+  for (int b = 0; b < 4; ++b) ptx::ldmatrix_x4_trans(column_block(smem, b, lane), v[b]);
+}
+
+// factors[t] of the tokens of this thread's columns of sums.
+__device__ __forceinline__ void read_factors(const float* factors, int lane, float2 (&x)[8]) {
+#pragma unroll
+  for (int block = 0; block < 8; ++block) {
+    x[block] = *reinterpret_cast<const float2*>(factors + sum_column(lane, 4 * block));
+  }
+}
+
+// Moves S between the accumulators and one head's state at element `head`, rows `row` and row + 8 of S^T. Any strides:
+// lanes of a row and of a column are neighbours, so both layouts move whole 32-byte sectors.
+template <class state_t, bool kIsLoad, int kKeyDim>
+__device__ __forceinline__ void move_state(const View& view, int64_t head, int64_t row, int lane, State<kKeyDim>& state) {
+  state_t* const data = static_cast<state_t*>(view.data) + head + row * view.stride[3];
+  const float factor[2] = {power_of_two(state.exponent[0]), power_of_two(state.exponent[1])};
+#pragma unroll
+  for (int i = 0; i < kKeyDim / 2; ++i) {
+    const int r = i / 2 % 2;
+    state_t& element = data[(64 * (i / 32) + sum_column(lane, i % 32)) * view.stride[2] + 8 * r * view.stride[3]];
+    if constexpr (kIsLoad) {
+      state.s[i / 32][i % 32] = to_float(element);
+    } else {
+      element = from_float<state_t>(state.s[i / 32][i % 32] * factor[r]);
+    }
+  }
+}
+
+template <bool kIsLoad, int kKeyDim>
+__device__ __forceinline__ void move_state(const View& view, int64_t head, int64_t row, int lane, State<kKeyDim>& state) {
+  if (view.dtype == DType::kFloat32) {
+    move_state<float, kIsLoad>(view, head, row, lane, state);
+  } else if (view.dtype == DType::kBFloat16) {
+    move_state<bf16_t, kIsLoad>(view, head, row, lane, state);
+  } else {
+    move_state<fp16_t, kIsLoad>(view, head, row, lane, state);
+  }
+}
+
+}  // namespace gdn::cuda::chunk_sm90
