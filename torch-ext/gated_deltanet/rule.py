@@ -95,22 +95,23 @@ def gated_delta_rule(
             sequence may write a slot that another one reads.
         has_initial_state: bool [N], False: start from zero without reading the slot. None: all True.
         mode: "recurrent" is the exact form, token by token. "chunk" takes 64 tokens at a time on the tensor cores where
-            there is a kernel for it: compute capability 9.0, 16-bit q, k, v, K 64 or 128, V a multiple of 64, and rows
-            of q, k, v and a 16-bit out that start at multiples of 16 bytes (head dim contiguous). Any other call, and
-            every call on the CPU, is the recurrence's, and as exact. The kernel allocates, for the time of the call, 33
-            KB a key head and 17 KB a value head for every 64 tokens (20 KB a token at 16 and 48 heads). "auto" chooses
-            for each sequence by its own length, on the device: "chunk" for sequences of 64 tokens or more, "recurrent"
-            for shorter ones. So a row's bits do not depend on its batch in any mode.
+            there is a kernel for it: 16-bit q, k, v, K 64 or 128, V a multiple of 16, and rows of q, k, v and a 16-bit
+            out that start at multiples of 16 bytes (head dim contiguous). Compute capability 9.0 has a kernel of its
+            own for V a multiple of 64 without checkpoints. Any other call, and every call on the CPU, is the
+            recurrence's, and as exact. The kernels allocate, for the time of the call, 33 KB a key head and 17 KB a
+            value head for every 64 tokens (20 KB a token at 16 and 48 heads); 33 KB and 34 KB with precision "high".
+            "auto" chooses for each sequence by its own length, on the device: "chunk" for sequences of 64 tokens or
+            more, "recurrent" for shorter ones. So a row's bits do not depend on its batch in any mode.
         precision: of "chunk": "fp16", what the tensor cores multiply is rounded to float16, scaled so that no magnitude
-            of v or of the state overflows. "high" has no kernel yet and raises; mode="recurrent" is more exact still.
+            of v or of the state overflows. "high", it is split into two float16 numbers instead, of any magnitude of k
+            too: about float32's digits, at a third of the speed.
         scan: of "chunk": whether a long sequence may be split over the device. "off": never. "auto": it may, and then
             only repeated calls are promised the same bits; no kernel splits yet, so this is "off".
         gate_domain: "log", or "linear" where g holds the decay exp(g) itself, in [0, 1].
         checkpoint_every: int, a multiple of 64: keep the state after every so many tokens of each sequence, counted
             from the start of this call, the last token included. None: keep none.
         checkpoints: [total, Hv, K, V] float32, bfloat16 or float16, K or V contiguous; takes those states, each rounded
-            once from the float32 accumulator. Required with checkpoint_every. Padding rows write none. Every mode is
-            the recurrence then, for now.
+            once from the float32 accumulator. Required with checkpoint_every. Padding rows write none.
         checkpoint_starts: int32 or int64 [N], row of `checkpoints` for the first checkpoint of each sequence, which has
             length // checkpoint_every of them; one outside [0, total) is dropped. None: sequence n of a dense call
             starts at row n * (T // checkpoint_every); required with cu_seqlens.
@@ -124,8 +125,8 @@ def gated_delta_rule(
         out, [B, T, Hv, V].
 
     Raises:
-        ValueError: mode, precision, scan or gate_domain is none of those named, precision is "high", or
-            checkpoint_every is no multiple of 64.
+        ValueError: mode, precision, scan or gate_domain is none of those named, or checkpoint_every is no multiple of
+            64.
         TypeError: a tensor argument is no tensor, or scale no number.
         RuntimeError: a shape, dtype, device or stride is not the one above, Hv is no multiple of Hk, or an input
             requires grad under grad mode. Raised before anything is written. Bad values inside CUDA index tensors
@@ -137,17 +138,17 @@ def gated_delta_rule(
     transformers' torch_recurrent_gated_delta_rule. Outside the contraction region (no l2norm and beta |k|^2 > 2) the
     rule itself diverges, and so does the result.
 
-    The chunk kernel keeps the state and all sums in float32 too, but multiplies float16 operands: relative RMS error
+    The chunk kernels keep the state and all sums in float32 too, but multiply float16 operands: relative RMS error
     2.0e-3 of a bfloat16 output (1.66e-3 is its rounding), 8e-4 of a float16 or float32 one, 1e-3 of a float32 state;
     2.2e-3, 1.3e-3 and 1.1e-3 where keys are strongly correlated. Its bits are those of any split at a multiple of 64
-    tokens. A NaN in a token reaches the whole of its 64-token piece, of the heads that use it, and what follows.
+    tokens. With precision="high" the error is at most 2e-5 of the output before its rounding and of the state, 3e-7 as a
+    rule, outside the contraction region too. A NaN in a token reaches the whole of its 64-token piece, of the heads
+    that use it, and what follows.
 
     Source: Yang, Kautz, Hatamizadeh, "Gated Delta Networks: Improving Mamba2 with Delta Rule" (arXiv 2412.06464).
     """
     check_choice("gated_delta_rule", "mode", mode, tuple(MODES))
     check_choice("gated_delta_rule", "precision", precision, ("fp16", "high"))
-    if precision == "high":
-        raise ValueError('gated_delta_rule: precision="high" has no kernel yet; mode="recurrent" is more exact still')
     check_choice("gated_delta_rule", "scan", scan, ("off", "auto"))
     check_choice("gated_delta_rule", "gate_domain", gate_domain, ("log", "linear"))
     check_inputs(

@@ -104,9 +104,9 @@ __device__ __forceinline__ void solve_chunk(const State<kKeyDim>& state, const u
   }
 }
 
-// S at the chunk's end.
+// S at the chunk's end, from U^T times 2^-of_u.
 template <int kKeyDim, class Solved>
-__device__ __forceinline__ void write_chunk(const float (&u)[32], int chunk, int lane, const LaneRows& rows,
+__device__ __forceinline__ void write_chunk(const float (&u)[32], const int (&of_u)[2], int chunk, int lane, const LaneRows& rows,
                                             const SharedMemory<kKeyDim, Solved>& smem, State<kKeyDim>& state) {
   const auto& gates = smem.gates[chunk % 2];
   float2 token[8];
@@ -117,6 +117,9 @@ __device__ __forceinline__ void write_chunk(const float (&u)[32], int chunk, int
   float decay[2] = {chunk_decay_of(gates), chunk_decay_of(gates)};
   if constexpr (kParts<Solved> == 2) {
     int shift[2];
+    const float back[2] = {power_of_two(of_u[0]), power_of_two(of_u[1])};
+#pragma unroll
+    for (int i = 0; i < 32; ++i) x[i] *= back[i / 2 % 2];
     fit_rows(x, shift);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -130,7 +133,7 @@ __device__ __forceinline__ void write_chunk(const float (&u)[32], int chunk, int
   write_state(operand, ptx::shared_address(smem.k[chunk % 2]), decay, rows, state);
 }
 
-// o += P U; `u` is used up. Returns what o lacks: times the rows' 2^shift.
+// o = diag(e^sum) Q S + P U, from Q S; times 2^-shift, and so is U^T then.
 template <int kKeyDim, class Solved>
 __device__ __forceinline__ void mix_chunk(float (&u)[32], int chunk, int lane, const LaneRows& rows,
                                           const SharedMemory<kKeyDim, Solved>& smem, float (&o)[32], int (&shift)[2]) {
@@ -164,35 +167,37 @@ template <class out_t>
 __device__ __forceinline__ void write_output(const float (&o)[32], const float (&factor)[2], out_t* gmem, int64_t token_stride,
                                              int count, int lane) {
   if constexpr (sizeof(out_t) == 2) {
+    out_t* to = gmem + lane / 4 * token_stride + 2 * (lane % 4);
 #pragma unroll
     for (int i = 0; i < 16; ++i) {   // 8 columns of 8 tokens
       const uint32_t pair = ptx::movmatrix_trans(
           round_pair(o[2 * i] * factor[i % 2], o[2 * i + 1] * factor[i % 2], out_t{}));
-      const int t = 8 * (i / 2) + lane / 4;
-      if (t < count) *reinterpret_cast<uint32_t*>(gmem + t * token_stride + 8 * (i % 2) + 2 * (lane % 4)) = pair;
+      if (8 * (i / 2) + lane / 4 < count) *reinterpret_cast<uint32_t*>(to + 8 * (i % 2)) = pair;
+      if (i % 2 == 1) to += 8 * token_stride;
     }
   } else {
+    out_t* to = gmem + 2 * (lane % 4) * token_stride + lane / 4;
 #pragma unroll
     for (int i = 0; i < 32; ++i) {
-      const int t = sum_column(lane, i);
-      if (t < count) gmem[t * token_stride + sum_row(lane, i)] = o[i] * factor[i / 2 % 2];
+      if (sum_column(lane, i) < count) to[i % 2 * token_stride + 8 * (i / 2 % 2)] = o[i] * factor[i / 2 % 2];
+      if (i % 4 == 3) to += 8 * token_stride;
     }
   }
 }
 
 // All chunks of a sequence of at least one token; `state` holds S at the start and at the end.
 template <class io_t, class out_t, int kKeyDim, class Solved>
-__device__ __forceinline__ void run_chunks(const RuleParams& p, const Work& work, const Source<kKeyDim, Solved>& source,
-                                           out_t* gmem_out, int warp, int lane, SharedMemory<kKeyDim, Solved>& smem,
-                                           State<kKeyDim>& state) {
+__device__ __forceinline__ void run_chunks(const RuleParams& p, const Source<kKeyDim, Solved>& source, out_t* gmem_out, int warp, int first_lane,
+                                           SharedMemory<kKeyDim, Solved>& smem, State<kKeyDim>& state) {
   const int num_chunks = (source.length + kChunk - 1) / kChunk;
-  const LaneRows rows(lane);
   source.copy_k(0, smem);
-  source.copy_early(0, warp, lane, smem);
+  source.copy_early(0, warp, first_lane, smem);
   ptx::cp_async_commit_group();
 #pragma unroll 1
   for (int chunk = 0; chunk < num_chunks; ++chunk) {
     const bool is_last = chunk + 1 == num_chunks;
+    const int lane = ptx::opaque(first_lane);   // addresses are made anew in each turn: kept over the loop they spill
+    const LaneRows rows(lane);
     float u[32];
     ptx::cp_async_wait_group<0>();
     __syncthreads();   // k, T, V, factors of this chunk are here; q, P and k of the chunk before are read
@@ -216,8 +221,8 @@ __device__ __forceinline__ void run_chunks(const RuleParams& p, const Work& work
     float o[32];
     int shift[2];
     float factor[2] = {p.scale * power_of_two(state.exponent[0]), p.scale * power_of_two(state.exponent[1])};
+    forget_operand(state);
     read_state<kKeyDim, kParts<Solved>>(state, ptx::shared_address(smem.q), rows, o);
-    write_chunk(u, chunk, lane, rows, smem, state);
     mix_chunk(u, chunk, lane, rows, smem, o, shift);
     if constexpr (kParts<Solved> == 2) {
       factor[0] *= power_of_two(shift[0]);
@@ -225,11 +230,12 @@ __device__ __forceinline__ void run_chunks(const RuleParams& p, const Work& work
     }
     const int first = chunk * kChunk, done = first + kChunk;
     write_output(o, factor, gmem_out + first * p.out.stride[1], p.out.stride[1], source.length - first, lane);
+    write_chunk(u, shift, chunk, lane, rows, smem, state);
     if (p.checkpoints.given() && done <= source.length && done % p.checkpoint_every == 0) {
-      const int64_t row = p.checkpoint_row(work.n, done);
+      const int64_t row = p.checkpoint_row(smem.work.n, done);
       if (row >= 0) {
-        chunk_sm90::move_state<false>(p.checkpoints, p.checkpoints.offset(row, work.head),
-                                      work.column + 16 * warp + lane / 4, lane, state);
+        chunk_sm90::move_state<false>(p.checkpoints, p.checkpoints.offset(row, smem.work.head),
+                                      smem.work.column + 16 * warp + lane / 4, ptx::opaque(lane), state);
       }
     }
   }
@@ -259,13 +265,16 @@ __device__ __forceinline__ void carry(const RuleParams& p, const Work& work, Sha
       has_columns,
       static_cast<int>(span.length)};
   out_t* const gmem_out = static_cast<out_t*>(p.out.data) + p.out.offset(span.batch, span.first, work.head, column);
+  if (threadIdx.x == 0) smem.work = work;
+  __syncthreads();
   ptx::griddepcontrol_wait();   // for the preparation
-  if (span.length > 0) run_chunks<io_t>(p, work, source, gmem_out, warp, lane, smem, state);
-  const int64_t out_slot =
-      p.out_slots.given() ? slot_of_row(p.out_slots, work.n, p.pool_out) : slot_of_row(p.slots, work.n, p.pool_out);
-  if (has_columns && p.state.given() && out_slot >= 0) {
-    chunk_sm90::move_state<false>(p.state, p.state.offset(out_slot, work.head), row, lane, state);
-  }
+  if (span.length > 0) run_chunks<io_t>(p, source, gmem_out, warp, lane, smem, state);
+  if (!p.state.given()) return;
+  const Work& kept = smem.work;
+  const int64_t out_slot = slot_of_row(p.out_slots.given() ? p.out_slots : p.slots, kept.n, p.pool_out);
+  const int64_t kept_column = kept.column + 16 * warp;
+  if (out_slot < 0 || kept_column >= p.dims.V) return;
+  chunk_sm90::move_state<false>(p.state, p.state.offset(out_slot, kept.head), kept_column + lane / 4, ptx::opaque(lane), state);
 }
 
 template <class io_t, class out_t, int kKeyDim, class Solved>

@@ -255,16 +255,17 @@ __device__ __forceinline__ void emit_head(const HighPrepareMemory<kKeyDim>& smem
 template <class io_t, int kKeyDim>
 __device__ __forceinline__ void prepare_chunk(const RuleParams& p, int64_t chunk_row, int64_t key_head, int heads,
                                               int row_block, HighPrepareMemory<kKeyDim>& smem) {
-  const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
+  const int warp = threadIdx.x / 32;
   const ChunkOfRow chunk = chunk_sm90::find_chunk(p, chunk_row);
   if (chunk.count == 0) return;
   __syncthreads();   // nobody reads the item before any more
-  bring_keys<io_t>(p, chunk, key_head, thread, smem, chunk_sm90::keys_of<kKeyDim>(p, chunk_row, key_head));
+  bring_keys<io_t>(p, chunk, key_head, threadIdx.x, smem, chunk_sm90::keys_of<kKeyDim>(p, chunk_row, key_head));
   __syncthreads();
   Products products;
-  chunk_sm90::multiply(smem.keys, row_block, lane, products);
+  chunk_sm90::multiply(smem.keys, row_block, threadIdx.x % 32, products);
 #pragma unroll 1
   for (int head = 0; head < heads; ++head) {
+    const int thread = ptx::opaque(static_cast<int>(threadIdx.x)), lane = thread % 32;   // addresses are made anew for each
     __syncthreads();   // the tiles of the head before, or k and q, are read
     if (head % kHeadsAtOnce == 0) {   // a warp makes the gates of head + warp
       if (head + warp < heads) {

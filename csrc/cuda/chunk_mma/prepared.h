@@ -6,7 +6,7 @@
 // the fp32 factors of the tokens.
 #pragma once
 
-#include "../chunk_sm90/prepared.h"
+#include "../chunk_sm90/config.h"
 
 namespace gdn::cuda::chunk_mma {
 
@@ -69,6 +69,7 @@ struct alignas(1024) SharedMemory {
   decltype(Solved::p) p;
   decltype(Solved::gates) gates[2];
   uint16_t v[kWarps][kChunk * 16];   // [64 t][16 v] in the io dtype, of each warp
+  chunk_sm90::Work work;             // here, so that nobody keeps it in registers over the chunks
 };
 
 static_assert(sizeof(SharedMemory<128, HighSolved>) <= 99 * 1024, "shared memory of a block");

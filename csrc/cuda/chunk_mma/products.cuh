@@ -4,6 +4,7 @@
 #pragma once
 
 #include "../chunk_sm90/range.cuh"
+#include "../ptx/arch.cuh"
 #include "../ptx/ldmatrix.cuh"
 #include "../ptx/mma.cuh"
 #include "../tile/swizzle.cuh"
@@ -39,6 +40,13 @@ __device__ __forceinline__ void round_tokens(const float (&x)[32], Operand<kPart
   }
 }
 
+// No instruction: what was made of S before is made anew behind this.
+template <int kKeyDim>
+__device__ __forceinline__ void forget_operand(State<kKeyDim>& state) {
+#pragma unroll
+  for (int i = 0; i < kKeyDim / 2; ++i) state.s[i / 32][i % 32] = ptx::opaque(state.s[i / 32][i % 32]);
+}
+
 // Byte offsets of the row that a lane gives to ldmatrix, in the 16 x 16 blocks of the first 16 rows of a tile: as block_address
 // has them, rows and panels further down are constants behind.
 struct LaneRows {
@@ -54,16 +62,17 @@ constexpr int kBlockRowBytes = 16 * kPanelRowBytes;
 // Four of the sums that start at x.
 __device__ __forceinline__ float (&four(float* x))[4] { return *reinterpret_cast<float(*)[4]>(x); }
 
-// sums [16, 64] = S^T tile^T, tile [64][kKeyDim] at a shared address; S^T as state.operand has it, at high precision with what
-// that lacks.
+// sums [16, 64] = S^T tile^T, tile [64][kKeyDim] at a shared address. S^T is rounded here: kept as an operand from one product
+// to the other it takes 32 registers.
 template <int kKeyDim, int kParts>
 __device__ __forceinline__ void read_state(const State<kKeyDim>& state, uint32_t tile, const LaneRows& rows, float (&sums)[32]) {
 #pragma unroll
   for (int i = 0; i < 32; ++i) sums[i] = 0.0f;
 #pragma unroll
   for (int step = 0; step < kKeyDim / 16; ++step) {
-    const uint32_t(&operand)[4] = state.operand[step];
     const float* const s = state.s[step / 4] + 8 * (step % 4);
+    uint32_t operand[4];
+    round_to_operand(s, operand);
     uint32_t b[4][4];
 #pragma unroll
     for (int block = 0; block < 4; ++block) {

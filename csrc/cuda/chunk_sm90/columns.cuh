@@ -36,17 +36,19 @@ __device__ __forceinline__ void read_factors(const float* factors, int lane, flo
 // lanes of a row and of a column are neighbours, so both layouts move whole 32-byte sectors.
 template <class state_t, bool kIsLoad, int kKeyDim>
 __device__ __forceinline__ void move_state(const View& view, int64_t head, int64_t row, int lane, State<kKeyDim>& state) {
-  state_t* const data = static_cast<state_t*>(view.data) + head + row * view.stride[3];
+  // Addresses one after the other: all at once take registers that the state leaves none of.
+  state_t* data = static_cast<state_t*>(view.data) + head + row * view.stride[3] + 2 * (lane % 4) * view.stride[2];
   const float factor[2] = {power_of_two(state.exponent[0]), power_of_two(state.exponent[1])};
 #pragma unroll
   for (int i = 0; i < kKeyDim / 2; ++i) {
     const int r = i / 2 % 2;
-    state_t& element = data[(64 * (i / 32) + sum_column(lane, i % 32)) * view.stride[2] + 8 * r * view.stride[3]];
+    state_t& element = data[i % 2 * view.stride[2] + 8 * r * view.stride[3]];
     if constexpr (kIsLoad) {
       state.s[i / 32][i % 32] = to_float(element);
     } else {
       element = from_float<state_t>(state.s[i / 32][i % 32] * factor[r]);
     }
+    if (i % 4 == 3) data += 8 * view.stride[2];
   }
 }
 
