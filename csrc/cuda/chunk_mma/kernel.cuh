@@ -26,7 +26,7 @@ namespace gdn::cuda::chunk_mma {
 using chunk_sm90::power_of_two;
 using chunk_sm90::Work;
 
-constexpr int kLargestExponent = 125;   // of a row, one of those that row_exponent gives
+constexpr int kLowestShift = -100;   // of a row of sums; smaller ones stay small
 
 // Exponents of the largest |v| of this thread's two rows of V^T, over all tokens.
 template <class io_t>
@@ -54,20 +54,20 @@ __device__ __forceinline__ void make_operand(const int (&of_v)[2], bool is_first
   }
 }
 
-// Brings rows of sums that fp16 cannot hold into its range: x times 2^-shift, a multiple of four, 0 as a rule.
+// Brings rows of sums to where two fp16 parts have all their digits: x times 2^-shift, a multiple of four, 0 where the largest
+// is in [1, 2^15) as it is.
 __device__ __forceinline__ void fit_rows(float (&x)[32], int (&shift)[2]) {
   float largest[2] = {};
 #pragma unroll
   for (int i = 0; i < 32; ++i) largest[i / 2 % 2] = fmaxf(largest[i / 2 % 2], fabsf(x[i]));
-  constexpr float kLargest = 32768.0f;   // 2^15
-  shift[0] = shift[1] = 0;
-  if (__all_sync(0xffffffffu, largest[0] < kLargest && largest[1] < kLargest)) return;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     largest[r] = fmaxf(largest[r], __shfl_xor_sync(0xffffffffu, largest[r], 1));
     largest[r] = fmaxf(largest[r], __shfl_xor_sync(0xffffffffu, largest[r], 2));
-    if (!(largest[r] < kLargest)) shift[r] = (chunk_sm90::exponent_of(largest[r]) - 14 + 3) & ~3;
+    const int e = chunk_sm90::exponent_of(largest[r]);
+    shift[r] = (e >= 0 && e < 15) || largest[r] == 0.0f ? 0 : max((e - 14 + 3) & ~3, kLowestShift);
   }
+  if (__all_sync(0xffffffffu, shift[0] == 0 && shift[1] == 0)) return;
   const float factor[2] = {power_of_two(-shift[0]), power_of_two(-shift[1])};
 #pragma unroll
   for (int i = 0; i < 32; ++i) x[i] *= factor[i / 2 % 2];
@@ -114,23 +114,19 @@ __device__ __forceinline__ void write_chunk(const float (&u)[32], const int (&of
   float x[32];
 #pragma unroll
   for (int i = 0; i < 32; ++i) x[i] = u[i] * (i % 2 == 0 ? token[i / 4].x : token[i / 4].y);
-  float decay[2] = {chunk_decay_of(gates), chunk_decay_of(gates)};
+  float scale[2] = {1.0f, 1.0f};
   if constexpr (kParts<Solved> == 2) {
     int shift[2];
     const float back[2] = {power_of_two(of_u[0]), power_of_two(of_u[1])};
 #pragma unroll
     for (int i = 0; i < 32; ++i) x[i] *= back[i / 2 % 2];
     fit_rows(x, shift);
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int next = state.exponent[r] + shift[r];
-      decay[r] *= next > kLargestExponent ? INFINITY : power_of_two(-shift[r]);   // S is beyond fp32
-      state.exponent[r] = min(next, kLargestExponent);
-    }
+    scale[0] = power_of_two(shift[0]);
+    scale[1] = power_of_two(shift[1]);
   }
   Operand<kParts<Solved>> operand;
   round_tokens(x, operand);
-  write_state(operand, ptx::shared_address(smem.k[chunk % 2]), decay, rows, state);
+  write_state(operand, ptx::shared_address(smem.k[chunk % 2]), chunk_decay_of(gates), scale, rows, state);
 }
 
 // o = diag(e^sum) Q S + P U, from Q S; times 2^-shift, and so is U^T then.
@@ -187,14 +183,15 @@ __device__ __forceinline__ void write_output(const float (&o)[32], const float (
 
 // All chunks of a sequence of at least one token; `state` holds S at the start and at the end.
 template <class io_t, class out_t, int kKeyDim, class Solved>
-__device__ __forceinline__ void run_chunks(const RuleParams& p, const Source<kKeyDim, Solved>& source, out_t* gmem_out, int warp, int first_lane,
-                                           SharedMemory<kKeyDim, Solved>& smem, State<kKeyDim>& state) {
-  const int num_chunks = (source.length + kChunk - 1) / kChunk;
+__device__ __forceinline__ void run_chunks(const RuleParams& p, const Source<kKeyDim, Solved>& source, out_t* gmem_out,
+                                           int warp, int first_lane, SharedMemory<kKeyDim, Solved>& smem, State<kKeyDim>& state) {
+  const int num_chunks = (source.length + kChunk - 1) / kChunk;   // at least one: a loop that may be skipped spills
   source.copy_k(0, smem);
   source.copy_early(0, warp, first_lane, smem);
   ptx::cp_async_commit_group();
+  int chunk = 0;
 #pragma unroll 1
-  for (int chunk = 0; chunk < num_chunks; ++chunk) {
+  do {
     const bool is_last = chunk + 1 == num_chunks;
     const int lane = ptx::opaque(first_lane);   // addresses are made anew in each turn: kept over the loop they spill
     const LaneRows rows(lane);
@@ -238,6 +235,25 @@ __device__ __forceinline__ void run_chunks(const RuleParams& p, const Source<kKe
                                       smem.work.column + 16 * warp + lane / 4, ptx::opaque(lane), state);
       }
     }
+  } while (++chunk < num_chunks);
+}
+
+// Slot that takes the state of sequence n, or -1.
+__device__ __forceinline__ int64_t slot_to_write(const RuleParams& p, int64_t n) {
+  return p.state.given() ? slot_of_row(p.out_slots.given() ? p.out_slots : p.slots, n, p.pool_out) : -1;
+}
+
+// A sequence of no tokens: S as it comes. By the whole block.
+template <int kKeyDim>
+__device__ __forceinline__ void copy_state(const RuleParams& p, const Work& work, int64_t slot) {
+  const int64_t out_slot = slot_to_write(p, work.n);
+  if (out_slot < 0) return;
+  const bool has_state = p.initial_state.given() && p.has_initial_state.at(work.n);
+  for (int idx = threadIdx.x; idx < kKeyDim * chunk_sm90::kValueTile; idx += kThreads) {
+    const int64_t row = idx / chunk_sm90::kValueTile, column = work.column + idx % chunk_sm90::kValueTile;
+    if (column >= p.dims.V) continue;
+    p.state.store(p.state.offset(out_slot, work.head, row, column),
+                  has_state ? p.initial_state.load(p.initial_state.offset(slot, work.head, row, column)) : 0.0f);
   }
 }
 
@@ -246,13 +262,14 @@ template <class io_t, class out_t, int kKeyDim, class Solved>
 __device__ __forceinline__ void carry(const RuleParams& p, const Work& work, SharedMemory<kKeyDim, Solved>& smem) {
   const Span span = sequence_span(p.cu_seqlens, work.n, p.dims.T);
   const int64_t slot = slot_of_row(p.slots, work.n, p.initial_state.given() ? p.pool_in : p.pool_out);
+  if (span.length == 0) return copy_state<kKeyDim>(p, work, slot);
   const int lane = ptx::opaque(static_cast<int>(threadIdx.x % 32));   // kept, not read anew
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
-  const int64_t column = work.column + 16 * warp, row = column + lane / 4;
+  const int64_t column = work.column + 16 * warp;
   const bool has_columns = column < p.dims.V;
   State<kKeyDim> state = {};
   if (has_columns && p.initial_state.given() && p.has_initial_state.at(work.n)) {
-    chunk_sm90::move_state<true>(p.initial_state, p.initial_state.offset(slot, work.head), row, lane, state);
+    chunk_sm90::move_state<true>(p.initial_state, p.initial_state.offset(slot, work.head), column + lane / 4, lane, state);
   }
   const int64_t chunk_row = first_chunk_row(p, work.n, span.first);
   const Source<kKeyDim, Solved> source = {
@@ -265,16 +282,13 @@ __device__ __forceinline__ void carry(const RuleParams& p, const Work& work, Sha
       has_columns,
       static_cast<int>(span.length)};
   out_t* const gmem_out = static_cast<out_t*>(p.out.data) + p.out.offset(span.batch, span.first, work.head, column);
-  if (threadIdx.x == 0) smem.work = work;
-  __syncthreads();
+  if (threadIdx.x == 0) smem.work = work;   // the first chunk's barrier comes before anybody reads it
   ptx::griddepcontrol_wait();   // for the preparation
-  if (span.length > 0) run_chunks<io_t>(p, source, gmem_out, warp, lane, smem, state);
-  if (!p.state.given()) return;
-  const Work& kept = smem.work;
-  const int64_t out_slot = slot_of_row(p.out_slots.given() ? p.out_slots : p.slots, kept.n, p.pool_out);
-  const int64_t kept_column = kept.column + 16 * warp;
-  if (out_slot < 0 || kept_column >= p.dims.V) return;
-  chunk_sm90::move_state<false>(p.state, p.state.offset(out_slot, kept.head), kept_column + lane / 4, ptx::opaque(lane), state);
+  run_chunks<io_t>(p, source, gmem_out, warp, lane, smem, state);
+  const int64_t out_slot = slot_to_write(p, smem.work.n), out_column = smem.work.column + 16 * warp;
+  if (out_slot < 0 || out_column >= p.dims.V) return;
+  chunk_sm90::move_state<false>(p.state, p.state.offset(out_slot, smem.work.head), out_column + lane / 4, ptx::opaque(lane),
+                                state);
 }
 
 template <class io_t, class out_t, int kKeyDim, class Solved>

@@ -28,7 +28,8 @@ constexpr int kPitch = kChunk + 4;      // floats from row to row of an fp32 til
 // in fp16's normal range, and what 16 bits lose below 2^-14 is 2^-23 of the largest.
 constexpr int kKeyExponent = -2;
 constexpr int kSolvedExponent = 6;      // of a row of T or P, in [2^6, 2^7)
-constexpr int kLowestSolved = -20;      // rows that are smaller stay small
+constexpr int kLowestSolved = -100;     // rows that are smaller stay small
+constexpr int kLowestOfQuery = -60;     // so do rows of P, against q: what q S is scaled to meet them by stays in fp32
 
 // Of a value head's tokens; the running sums of log2 decay are sum + rest.
 struct WideGates {
@@ -193,7 +194,7 @@ __device__ __forceinline__ void solve(WideTiles& tiles, const SolveScratch& scra
 }
 
 // Half a row of a tile, columns times `beta` where given, to both parts of its image; returns what the row lacks.
-__device__ __forceinline__ float emit_row(const float* smem_row, const float* beta, int row, int half,
+__device__ __forceinline__ float emit_row(const float* smem_row, const float* beta, int lowest, int row, int half,
                                           fp16_t (&gmem)[2][kChunk * kChunk]) {
   float largest = 0.0f;
   const auto load = [&](int chunk, float (&x)[8]) {   // eight columns
@@ -212,7 +213,7 @@ __device__ __forceinline__ float emit_row(const float* smem_row, const float* be
     for (int i = 0; i < 8; ++i) largest = fmaxf(largest, fabsf(x[i]));
   }
   largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
-  const int e = max(chunk_sm90::exponent_of(largest), kLowestSolved);
+  const int e = max(chunk_sm90::exponent_of(largest), lowest);
   const float factor = power_of_two(kSolvedExponent - e);
 #pragma unroll 1
   for (int chunk = 0; chunk < 4; ++chunk) {
@@ -237,8 +238,9 @@ template <int kKeyDim>
 __device__ __forceinline__ void emit_head(const HighPrepareMemory<kKeyDim>& smem, const WideGates& gates, int thread,
                                           HighSolved* gmem) {
   const int row = thread / 2, half = thread % 2;
-  const float solve = emit_row(smem.tiles.t + kPitch * row, gates.beta, row, half, gmem->t);
-  const float mix = emit_row(smem.tiles.p + kPitch * row, nullptr, row, half, gmem->p);
+  const float solve = emit_row(smem.tiles.t + kPitch * row, gates.beta, kLowestSolved, row, half, gmem->t);
+  const int lowest = max(chunk_sm90::exponent_of(smem.q_scale[row]) + kLowestOfQuery, kLowestSolved);
+  const float mix = emit_row(smem.tiles.p + kPitch * row, nullptr, lowest, row, half, gmem->p);
   const float decay = ptx::ex2_approx_ftz(gates.sum[row] + gates.rest[row]);
   if (half == 0) {
     gmem->gates.read_k[row] = decay * smem.k_scale[row];

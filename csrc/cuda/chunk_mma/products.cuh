@@ -114,11 +114,11 @@ __device__ __forceinline__ void multiply_lower(const Operand<kParts>& x, uint32_
   }
 }
 
-// s = decay s + u k, u [16, 64 t], k [64 t][kKeyDim] at a shared address. The product is summed by itself: the tensor cores cut
+// s = decay s + scale u k, scale of the row, u [16, 64 t], k [64 t][kKeyDim] at a shared address. The product is summed by itself: the tensor cores cut
 // where they add, which over many chunks would not average out.
 template <int kKeyDim, int kParts>
-__device__ __forceinline__ void write_state(const Operand<kParts>& u, uint32_t k, const float (&decay)[2], const LaneRows& rows,
-                                            State<kKeyDim>& state) {
+__device__ __forceinline__ void write_state(const Operand<kParts>& u, uint32_t k, float decay, const float (&scale)[2],
+                                            const LaneRows& rows, State<kKeyDim>& state) {
 #pragma unroll
   for (int panel = 0; panel < State<kKeyDim>::kPanels; ++panel) {
     float sums[32] = {};
@@ -138,7 +138,9 @@ __device__ __forceinline__ void write_state(const Operand<kParts>& u, uint32_t k
       }
     }
 #pragma unroll
-    for (int i = 0; i < 32; ++i) state.s[panel][i] = fmaf(state.s[panel][i], decay[i / 2 % 2], sums[i]);
+    for (int i = 0; i < 32; ++i) {
+      state.s[panel][i] = fmaf(state.s[panel][i], decay, kParts == 2 ? sums[i] * scale[i / 2 % 2] : sums[i]);
+    }
   }
 }
 
