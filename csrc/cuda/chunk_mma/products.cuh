@@ -114,8 +114,8 @@ __device__ __forceinline__ void multiply_lower(const Operand<kParts>& x, uint32_
   }
 }
 
-// s = decay s + scale u k, scale of the row, u [16, 64 t], k [64 t][kKeyDim] at a shared address. The product is summed by itself: the tensor cores cut
-// where they add, which over many chunks would not average out.
+// s = decay s + scale u k, scale of the row, u [16, 64 t], k [64 t][kKeyDim] at a shared address. The product is summed by
+// itself: the tensor cores cut where they add, which over many chunks would not average out.
 template <int kKeyDim, int kParts>
 __device__ __forceinline__ void write_state(const Operand<kParts>& u, uint32_t k, float decay, const float (&scale)[2],
                                             const LaneRows& rows, State<kKeyDim>& state) {
