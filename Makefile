@@ -20,7 +20,7 @@ test: build
 
 # The CUDA kernels compiled for the host, without a GPU: what a few test files say of their indices, barriers and bits. As on
 # Hopper, then the chunk kernel of the other archs.
-EMULATED_TESTS ?= tests/test_chunk.py tests/test_chunk_high.py tests/test_slots.py tests/test_gates_norm.py tests/test_conv.py
+EMULATED_TESTS ?= tests/test_chunk.py tests/test_chunk_high.py tests/test_scan.py tests/test_checkpoints.py tests/test_slots.py tests/test_gates_norm.py tests/test_conv.py
 test-emulated: $(INSTALLED)
 	folder=$$($(VENV_PYTHON) -m tools.emulate) && \
 	  LOCAL_KERNELS=org/gated-deltanet=$$folder $(VENV_PYTHON) -m pytest $(EMULATED_TESTS) && \

@@ -8,8 +8,8 @@ from .helpers import (
     DTYPES,
     SENTINEL,
     SMALL,
+    TENSOR_CORES,
     Shape,
-    assert_close,
     assert_same,
     rule_inputs,
     rule_state,
@@ -17,6 +17,10 @@ from .helpers import (
 )
 
 NORM = {"use_qk_l2norm": True, "mode": "recurrent"}
+# The recurrence, and the chunk kernel where there is one.
+each_kernel = pytest.mark.parametrize(
+    "mode, shape", (("recurrent", SMALL), ("chunk", TENSOR_CORES)), ids=("recurrent", "chunk")
+)
 
 
 def empty_checkpoints(count, shape=SMALL, *, dtype=torch.float32, layout="K-first", device="cpu"):
@@ -47,34 +51,38 @@ def test_checkpoint_is_the_state_of_a_prefill_stopped_there(kernel, device, shap
 @pytest.mark.parametrize("layout", ("K-first", "V-first"))
 @pytest.mark.parametrize("dtype", DTYPES, ids=short)
 @pytest.mark.parametrize("pool_dtype", (torch.float32, torch.bfloat16), ids=lambda dtype: f"pool_{short(dtype)}")
-def test_checkpoints_come_from_the_accumulator(kernel, device, pool_dtype, dtype, layout):
+@each_kernel
+def test_checkpoints_come_from_the_accumulator(kernel, device, mode, shape, pool_dtype, dtype, layout):
     """C65: bf16 inputs; an fp32 checkpoint of a bf16 pool has not passed through 16 bits"""
-    x, state = rule_inputs(1, 300, dtype=torch.bfloat16, device=device), rule_state(1, dtype=pool_dtype, device=device)
+    x = rule_inputs(1, 300, shape, dtype=torch.bfloat16, device=device)
+    state, options = rule_state(1, shape, dtype=pool_dtype, device=device), {**NORM, "mode": mode}
     wide = state.float()
-    checkpoints = empty_checkpoints(4, dtype=dtype, layout=layout, device=device)
-    kernel.gated_delta_rule(*x, state, checkpoint_every=64, checkpoints=checkpoints, **NORM)
+    checkpoints = empty_checkpoints(4, shape, dtype=dtype, layout=layout, device=device)
+    kernel.gated_delta_rule(*x, state, checkpoint_every=64, checkpoints=checkpoints, **options)
     for i in range(4):
         stopped = wide.clone()
-        kernel.gated_delta_rule(*x.tokens(0, 64 * (i + 1)), stopped, **NORM)
+        kernel.gated_delta_rule(*x.tokens(0, 64 * (i + 1)), stopped, **options)
         assert_same(checkpoints[i], stopped[0].to(dtype), f"checkpoint {i}")
 
 
 @pytest.mark.parametrize("index_dtype", (torch.int32, torch.int64), ids=short)
-def test_ragged_checkpoints(kernel, device, index_dtype):
+@each_kernel
+def test_ragged_checkpoints(kernel, device, mode, shape, index_dtype):
     """Each sequence at its own rows; padding rows, short sequences and rows outside write nothing"""
     lengths = (130, 0, 64, 63, 200, 70)
     offsets = torch.tensor([0, *torch.tensor(lengths).cumsum(0)], device=device)
-    x, pool = rule_inputs(1, sum(lengths), device=device), rule_state(8, device=device)
+    x = rule_inputs(1, sum(lengths), shape, dtype=torch.bfloat16, device=device)
+    pool, norm = rule_state(8, shape, device=device), {**NORM, "mode": mode}
     fresh = pool.clone()
     slots = torch.tensor([7, 3, 0, 1, -1, 5], device=device)
     starts = torch.tensor([4, 0, 1, 0, 2, 8], dtype=index_dtype, device=device)  # the last lies outside
-    checkpoints = empty_checkpoints(8, device=device)
-    options = {"cu_seqlens": offsets, "slots": slots, "checkpoint_starts": starts, **NORM}
+    checkpoints = empty_checkpoints(8, shape, device=device)
+    options = {"cu_seqlens": offsets, "slots": slots, "checkpoint_starts": starts, **norm}
     kernel.gated_delta_rule(*x, pool, checkpoint_every=64, checkpoints=checkpoints, **options)
     for row, n, tokens in ((4, 0, 64), (5, 0, 128), (1, 2, 64)):
         state = fresh[slots[n] : slots[n] + 1].clone()
         first = int(offsets[n])
-        kernel.gated_delta_rule(*x.tokens(first, first + tokens), state, **NORM)
+        kernel.gated_delta_rule(*x.tokens(first, first + tokens), state, **norm)
         assert_same(checkpoints[row], state[0], f"sequence {n} after {tokens}")
     assert bool((checkpoints[[0, 2, 3, 6, 7]] == SENTINEL).all()), "other rows"
     for start in (-1, -(2**31), 2**31 - 1, 7):
@@ -98,17 +106,22 @@ def test_positions_count_from_the_start_of_the_call(kernel, device):
 
 
 @pytest.mark.parametrize("mode", ("auto", "chunk"))
-def test_checkpoints_in_the_other_modes(kernel, device, mode):
-    """Against the same mode stopped there"""
-    x, state = rule_inputs(1, 200, dtype=torch.bfloat16, device=device), rule_state(1, device=device)
-    fresh = state.clone()
-    checkpoints = empty_checkpoints(3, device=device)
+@pytest.mark.parametrize("every", (64, 128, 192))
+@pytest.mark.parametrize("shape", (SMALL, TENSOR_CORES, Shape(1, 3, 64, 128)), ids=str)
+def test_checkpoints_in_the_other_modes(kernel, device, shape, every, mode):
+    """The bits of the same mode stopped there; output and final state as without"""
+    x, state = rule_inputs(2, 333, shape, dtype=torch.bfloat16, device=device), rule_state(2, shape, device=device)
+    fresh, plain, count = state.clone(), state.clone(), 333 // every
+    checkpoints = empty_checkpoints(2 * count, shape, device=device)
     options = {"use_qk_l2norm": True, "mode": mode}
-    kernel.gated_delta_rule(*x, state, checkpoint_every=64, checkpoints=checkpoints, **options)
-    for i in range(3):
+    out = kernel.gated_delta_rule(*x, state, checkpoint_every=every, checkpoints=checkpoints, **options)
+    assert_same(out, kernel.gated_delta_rule(*x, plain, **options), "output")
+    assert_same(state, plain, "final state")
+    for i in range(count):
         stopped = fresh.clone()
-        kernel.gated_delta_rule(*x.tokens(0, 64 * (i + 1)), stopped, **options)
-        assert_close(checkpoints[i], stopped[0], 1e-6, f"checkpoint {i}")
+        kernel.gated_delta_rule(*x.tokens(0, every * (i + 1)), stopped, **options)
+        for n in range(2):
+            assert_same(checkpoints[n * count + i], stopped[n], f"sequence {n}, checkpoint {i}")
 
 
 @pytest.mark.parametrize("every", (0, -64, 63, 96, 64.0, True, "64"))

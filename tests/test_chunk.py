@@ -330,14 +330,6 @@ def test_layouts_hold_the_same_bits(kernel, device, state_dtype):
         assert_same(state, plain, f"state, strides {state.stride()}")
 
 
-def test_scan_does_not_change_bits_yet(kernel, device):
-    """scan="auto" splits no sequence so far, as the docstring says"""
-    x = rule_inputs(1, 150, TENSOR_CORES, dtype=torch.bfloat16, device=device)
-    off, auto = (rule_state(1, TENSOR_CORES, device=device) for _ in range(2))
-    assert_same(run(kernel, x, off, "chunk", scan="off"), run(kernel, x, auto, "chunk", scan="auto"), "output")
-    assert_same(off, auto, "state")
-
-
 # Which kernel
 
 

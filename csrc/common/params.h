@@ -34,6 +34,7 @@ struct RuleParams {
   bool is_high_precision;        // of the chunk kernels: operands split in two, so that products keep fp32's digits
   bool may_scan;                 // of the chunk kernels: a sequence may be split over the device; only repeats keep their bits then
   RowRange rows;
+  int64_t segment_tokens;        // of the chunk kernels: rows are cut every so many tokens for the two-level scan; 0: not
   View checkpoints;              // [total_checkpoints, Hv, K, V], written; not given: none
   int64_t total_checkpoints;
   int64_t checkpoint_every;      // tokens between two of a sequence, a multiple of 64

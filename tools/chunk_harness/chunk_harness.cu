@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks and times the Hopper chunk kernel. Run: chunk_harness [debug] [check [substring]] [bits] [graph] [time]; no argument: all.
+// Checks and times the Hopper chunk kernel. Run: chunk_harness [debug] [check [substring]] [bits] [scan] [time] [scantime] [rowtime]; no argument: all.
 // Exit 0 all good, 1 a check failed, 2 CUDA error, 3 watchdog (a launch took more than 5 s; its name is printed).
 
 #if defined(PRECISION)   // of the mma.sync kernel: 0 normal, 1 high
@@ -318,10 +318,11 @@ static void run_times(bool quick) {
   }
 }
 
+#include "scan.h"
 
 #ifndef VARIANT
 // Phase clock: cycles at which warps of blocks 0 and 1 pass the marks. [2 blocks][8 warps][kMarkChunks][16].
-constexpr int kMarkChunks = 128, kMarkWarps = 8;
+constexpr int kMarkChunks = 128, kMarkWarps = 12;
 struct Clock {
   long long* data;
   static __device__ int* current() {   // behind the kernel's shared memory
@@ -348,15 +349,16 @@ struct Clock {
 static void print_phases(const std::vector<long long>& h) {
   using chunk_sm90::Phase;
   struct Mark { Phase id; const char* name; };
-  const std::vector<Mark> state = {{Phase::kStart, "issue S k, V in, wait S k"}, {Phase::kRead, "X, issue U"}, {Phase::kX, "S out, wait U"}, {Phase::kU, "issue update, U out"},
-                                   {Phase::kReady, "wait for V and the next chunk"}, {Phase::kFree, "wait S"}, {Phase::kUpdated, "convert S"}};
-  const std::vector<Mark> output = {{Phase::kStart, "V, wait for the chunk and S"}, {Phase::kReady, "S q"}, {Phase::kSq, "decay, wait for U"}, {Phase::kWritten, "P U"}, {Phase::kOut, "o out"}};
+  const std::vector<Mark> state = {{Phase::kStart, "issue and wait S k"}, {Phase::kRead, "X, issue U"}, {Phase::kX, "S out"}, {Phase::kNext, "wait U"},
+                                   {Phase::kU, "issue update"}, {Phase::kUpdate, "next V and chunk, U out"}, {Phase::kHanded, "wait S"}, {Phase::kUpdated, "convert S"}};
+  const std::vector<Mark> output = {{Phase::kStart, "wait for the chunk, S, U"}, {Phase::kReady, "S q, P U"}, {Phase::kOut, "o out"}};
+  const std::vector<Mark> transfer = {{Phase::kStart, "wait for V's place"}, {Phase::kRead, "V in, copies"}, {Phase::kX, "wait for o"}, {Phase::kNext, "o out"}};
   auto at = [&](int b, int w, int c, int id) { return h[((b * kMarkWarps + w) * kMarkChunks + c) * 16 + id]; };
   const int first = 24, last = 120;
   const double ghz = static_cast<double>(at(0, 0, last, 0) - at(0, 0, first, 0)) / std::max<long long>(1, at(0, 0, last, 15) - at(0, 0, first, 15));
   printf("phases: SM clock %.3f GHz (clock64 over globaltimer); chunks %d..%d; clocks, warps 0 to 3\n", ghz, first, last);
-  for (int b = 0; b < 2; ++b) for (int group = 0; group < 2; ++group) {
-    const auto& marks = group ? output : state;
+  for (int b = 0; b < 2; ++b) for (int group = 0; group < 3; ++group) {
+    const auto& marks = group == 0 ? state : group == 1 ? output : transfer;
     printf("block %d group %d\n", b, group);
     double total[4] = {};
     for (size_t m = 0; m < marks.size(); ++m) {
@@ -425,7 +427,10 @@ int main(int argc, char** argv) {
 #endif
   if (wants("check")) bad += run_checks(filter);
   if (wants("bits")) bad += run_bits();
+  if (wants("scan")) bad += check_scan("") + check_order() + check_checkpoints();
   if (wants("time")) run_times(false);
+  if (wants("scantime")) time_scan();
+  if (wants("rowtime")) time_rows();
   if (argc > 1 && wants("quick")) run_times(true);
 #ifndef VARIANT
   if (wants("phases")) run_phases();

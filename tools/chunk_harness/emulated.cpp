@@ -107,14 +107,23 @@ int bits() {
   return bad;
 }
 
-int check(const std::string& wanted, int longest) {
+// The call with rows cut every `segment_tokens` tokens, whatever that costs; 0: whole rows.
+void run_cut(RuleParams params, int segment_tokens) {
+  params.segment_tokens = segment_tokens;
+  std::vector<char> bytes(workspace_bytes<128>(params) + 1024, '\xff');
+  params.workspace = bytes.data() + (1024 - reinterpret_cast<uintptr_t>(bytes.data()) % 1024);
+  const char* const error = params.q.dtype == DType::kBFloat16 ? launch_dtype<bf16_t>(params, nullptr) : launch_dtype<fp16_t>(params, nullptr);
+  if (error) exit((printf("refused: %s\n", error), 2));
+}
+
+int check(const std::string& wanted, int longest, int segment_tokens) {
   int bad = 0;
   for (const Case& c : cases::all()) {
     if (c.name.find(wanted) == std::string::npos || c.T > longest) continue;
     Problem p = cases::make(c);
     Buffers buffers(p, c.out_fp32 ? 4 : 2);
     const std::vector<char> before = buffers.state;
-    run(cases::params(p, buffers.pointers(p)));
+    run_cut(cases::params(p, buffers.pointers(p)), segment_tokens);
     const cases::Errors e = cases::compare(p, cases::reference(p), buffers.out, buffers.state, before);
     double out_limit, state_limit;
     const bool ok = cases::judge(c, kIsHigh, e, &out_limit, &state_limit);
@@ -136,5 +145,5 @@ int main(int argc, char** argv) {
     return debug<bf16_t>(DType::kBFloat16, 0) + debug<fp16_t>(DType::kFloat16, 1) + debug<bf16_t>(DType::kBFloat16, 2);
   }
 #endif
-  return (what == "bits" ? bits() : check(what, argc > 2 ? atoi(argv[2]) : 260)) != 0;
+  return (what == "bits" ? bits() : check(what, argc > 2 ? atoi(argv[2]) : 260, argc > 3 ? atoi(argv[3]) : 0)) != 0;
 }

@@ -12,7 +12,7 @@ using cases::Problem;
 struct Watch {
   int chunk;
   float *k, *q, *t, *p, *gates, *sk, *x, *u;   // [64][128] twice, [64][64] twice, [2][64], [64 v][64 t] three times
-  __device__ bool here(const chunk_sm90::Work& w, int c) const { return w.n == 0 && w.head == 0 && w.column == 0 && c == chunk; }
+  __device__ bool here(const chunk_sm90::Work& w, int c) const { return w.segment.n == 0 && w.head == 0 && w.column == 0 && c == chunk; }
   template <class Stage>
   __device__ void operands(const chunk_sm90::Work& w, int c, int warp, int lane, const Stage& stage) const {
     if (!here(w, c)) return;

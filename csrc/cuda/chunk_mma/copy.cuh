@@ -2,8 +2,8 @@
 // Chunks from the workspace and V to shared memory by cp.async, in three parts, each as soon as its place is free.
 #pragma once
 
-#include "../chunk_sm90/columns.cuh"
 #include "../ptx/cp_async.cuh"
+#include "columns.cuh"
 #include "prepared.h"
 
 namespace gdn::cuda::chunk_mma {
@@ -49,7 +49,7 @@ struct Source {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {   // missing tokens are zeros
       const int t = 16 * i + lane / 2, token = chunk * kChunk + t;
-      const uint32_t to = ptx::shared_address(smem.v[warp]) + chunk_sm90::column_offset(t, lane % 2);
+      const uint32_t to = ptx::shared_address(smem.v[warp]) + column_offset(t, lane % 2);
       ptx::cp_async_16(to, v + static_cast<int64_t>(min(token, length - 1)) * v_stride, token < length ? 16 : 0);
     }
   }

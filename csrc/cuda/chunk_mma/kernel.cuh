@@ -15,7 +15,7 @@
 // Needs   K 64 or 128, V a multiple of 16; strides and dtypes as chunk_sm90/takes.h says.
 #pragma once
 
-#include "../chunk_sm90/rows.cuh"
+#include "../chunk_sm90/factors.cuh"
 #include "../ptx/arch.cuh"
 #include "../ptx/pdl.cuh"
 #include "copy.cuh"
@@ -24,7 +24,6 @@
 namespace gdn::cuda::chunk_mma {
 
 using chunk_sm90::power_of_two;
-using chunk_sm90::Work;
 
 constexpr int kLowestShift = -100;   // of a row of sums; smaller ones stay small
 
@@ -205,7 +204,7 @@ __device__ __forceinline__ void run_chunks(const RuleParams& p, const Source<kKe
     if (source.has_columns) {
       uint32_t v[4][4];
       int of_v[2];
-      chunk_sm90::read_values(smem.v[warp], lane, v);
+      read_values(smem.v[warp], lane, v);
       value_exponents<io_t>(v, of_v);
       make_operand(of_v, chunk == 0, state);
       solve_chunk<io_t>(state, v, chunk, lane, rows, smem, u);
@@ -231,7 +230,7 @@ __device__ __forceinline__ void run_chunks(const RuleParams& p, const Source<kKe
     if (p.checkpoints.given() && done <= source.length && done % p.checkpoint_every == 0) {
       const int64_t row = p.checkpoint_row(smem.work.n, done);
       if (row >= 0) {
-        chunk_sm90::move_state<false>(p.checkpoints, p.checkpoints.offset(row, smem.work.head),
+        move_state<false>(p.checkpoints, p.checkpoints.offset(row, smem.work.head),
                                       smem.work.column + 16 * warp + lane / 4, ptx::opaque(lane), state);
       }
     }
@@ -249,8 +248,8 @@ __device__ __forceinline__ void copy_state(const RuleParams& p, const Work& work
   const int64_t out_slot = slot_to_write(p, work.n);
   if (out_slot < 0) return;
   const bool has_state = p.initial_state.given() && p.has_initial_state.at(work.n);
-  for (int idx = threadIdx.x; idx < kKeyDim * chunk_sm90::kValueTile; idx += kThreads) {
-    const int64_t row = idx / chunk_sm90::kValueTile, column = work.column + idx % chunk_sm90::kValueTile;
+  for (int idx = threadIdx.x; idx < kKeyDim * kValueTile; idx += kThreads) {
+    const int64_t row = idx / kValueTile, column = work.column + idx % kValueTile;
     if (column >= p.dims.V) continue;
     p.state.store(p.state.offset(out_slot, work.head, row, column),
                   has_state ? p.initial_state.load(p.initial_state.offset(slot, work.head, row, column)) : 0.0f);
@@ -269,7 +268,7 @@ __device__ __forceinline__ void carry(const RuleParams& p, const Work& work, Sha
   const bool has_columns = column < p.dims.V;
   State<kKeyDim> state = {};
   if (has_columns && p.initial_state.given() && p.has_initial_state.at(work.n)) {
-    chunk_sm90::move_state<true>(p.initial_state, p.initial_state.offset(slot, work.head), column + lane / 4, lane, state);
+    move_state<true>(p.initial_state, p.initial_state.offset(slot, work.head), column + lane / 4, lane, state);
   }
   const int64_t chunk_row = first_chunk_row(p, work.n, span.first);
   const Source<kKeyDim, Solved> source = {
@@ -287,15 +286,16 @@ __device__ __forceinline__ void carry(const RuleParams& p, const Work& work, Sha
   run_chunks<io_t>(p, source, gmem_out, warp, lane, smem, state);
   const int64_t out_slot = slot_to_write(p, smem.work.n), out_column = smem.work.column + 16 * warp;
   if (out_slot < 0 || out_column >= p.dims.V) return;
-  chunk_sm90::move_state<false>(p.state, p.state.offset(out_slot, smem.work.head), out_column + lane / 4, ptx::opaque(lane),
+  move_state<false>(p.state, p.state.offset(out_slot, smem.work.head), out_column + lane / 4, ptx::opaque(lane),
                                 state);
 }
 
 template <class io_t, class out_t, int kKeyDim, class Solved>
 __global__ void __launch_bounds__(kThreads, 2) carry_kernel(const __grid_constant__ RuleParams p) {
   extern __shared__ __align__(1024) char smem_bytes[];
-  const Work work = chunk_sm90::work_of_block(p);
-  if (work.n > p.dims.N || !takes_row(p, work.n) || chunk_sm90::write_padding(p, work)) return;
+  const Work work = work_of_block(p);
+  const auto span_of = [&] { return sequence_span(p.cu_seqlens, work.n, p.dims.T); };
+  if (work.n > p.dims.N || !takes_row(p, work.n) || chunk_sm90::write_padding(p, work.n, work.head, work.column, span_of)) return;
   carry<io_t, out_t>(p, work, *reinterpret_cast<SharedMemory<kKeyDim, Solved>*>(smem_bytes));
 }
 

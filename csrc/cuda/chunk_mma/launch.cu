@@ -18,6 +18,7 @@ constexpr int64_t kColumnsOfWarp = 16;
 // The preparation of chunk_sm90 as this file's section of the build compiles it, a kernel of its own.
 struct Portable {
   static constexpr int kBlocks = 3;
+  static constexpr bool kOrdersRows = false;
 };
 
 template <class io_t, int kKeyDim, class Solved>
@@ -35,10 +36,11 @@ const char* launch_prepare(const RuleParams& params, void* stream) {
 
 template <class io_t, class out_t, int kKeyDim, class Solved>
 const char* launch_carry(const RuleParams& params, void* stream) {
-  const int64_t blocks = chunk_sm90::num_row_blocks(params);
+  const int64_t blocks = num_row_blocks(params);
   if (blocks > kMaxBlocks) return "more than 2^31 - 1 blocks";
-  return launch_early(carry_kernel<io_t, out_t, kKeyDim, Solved>, blocks, kThreads, sizeof(SharedMemory<kKeyDim, Solved>), stream,
-                      params);
+  // In order: blocks of both kernels fit on one multiprocessor, and beside one another both take longer than one after the other.
+  return launch(carry_kernel<io_t, out_t, kKeyDim, Solved>, blocks, kThreads, sizeof(SharedMemory<kKeyDim, Solved>), stream,
+                params);
 }
 
 template <class io_t, int kKeyDim, class Solved>

@@ -20,8 +20,6 @@ using chunk_sm90::GateBits;
 using chunk_sm90::kHeadsAtOnce;
 using chunk_sm90::kPrepareThreads;
 using chunk_sm90::power_of_two;
-using chunk_sm90::Products;
-using chunk_sm90::RawRows;
 
 constexpr int kPitch = kChunk + 4;      // floats from row to row of an fp32 tile
 // The largest element of a row of k or q is in [2^-2, 2^-1): the row is about a unit vector, so that u with what k lacks stays
@@ -52,41 +50,38 @@ struct alignas(1024) HighPrepareMemory {
   SolveScratch scratch[4];
 };
 
-// Rows of k or q, times powers of two, to shared memory and the workspace; what they lack to `smem_scale`.
-template <class io_t, int kKeyDim>
-__device__ __forceinline__ void bring_rows(const RawRows<kKeyDim>& raw, bool use_l2norm, int count, int thread, fp16_t* smem_tile,
-                                           fp16_t* gmem_image, float* smem_scale) {
-  constexpr int kPasses = RawRows<kKeyDim>::kPasses;
-  float scale[kPasses], factor[kPasses];
-  chunk_sm90::row_factors<io_t>(raw, use_l2norm, count, thread, scale);
+// The exponent of the largest magnitude of a row of 16-bit elements, a thread's pieces of it, by the row's four lanes.
+template <class io_t, int kPieces>
+__device__ __forceinline__ int exponent_of_row(const Words<16> (&piece)[kPieces]) {
+  uint32_t largest = 0;   // magnitudes order as integers
 #pragma unroll
-  for (int pass = 0; pass < kPasses; ++pass) {
-    uint32_t largest = 0;   // magnitudes order as integers
+  for (int i = 0; i < 4 * kPieces; ++i) largest = __vmaxu2(largest, piece[i / 4].word[i % 4] & 0x7fff7fffu);
+  largest = max(largest & 0xffffu, largest >> 16);
 #pragma unroll
-    for (int i = 0; i < 4 * RawRows<kKeyDim>::kPieces; ++i) {
-      largest = __vmaxu2(largest, raw.piece[pass][i / 4].word[i % 4] & 0x7fff7fffu);
-    }
-    largest = max(largest & 0xffffu, largest >> 16);
-#pragma unroll
-    for (int distance = 1; distance < chunk_sm90::kLanesPerRow; distance *= 2) {
-      largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, distance));
-    }
-    const int e = max(chunk_sm90::exponent_of(to_float(io_t{static_cast<uint16_t>(largest)})), chunk_sm90::kLowestExponent);
-    const int row = pass * chunk_sm90::kRowsPerPass + thread / chunk_sm90::kLanesPerRow;
-    factor[pass] = row < count ? power_of_two(kKeyExponent - e) : 0.0f;
-    if (thread % chunk_sm90::kLanesPerRow == 0) smem_scale[row] = scale[pass] * power_of_two(e - kKeyExponent);
+  for (int distance = 1; distance < chunk_sm90::kLanesPerRow; distance *= 2) {
+    largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, distance));
   }
-  chunk_sm90::store_rows<io_t>(raw, factor, thread, smem_tile, gmem_image);
+  return max(chunk_sm90::exponent_of(to_float(io_t{static_cast<uint16_t>(largest)})), chunk_sm90::kLowestExponent);
 }
 
+// k and q, times a power of two a row, in shared memory and to the workspace; what a row lacks to its scale.
 template <class io_t, int kKeyDim>
-__device__ __forceinline__ void bring_keys(const RuleParams& p, const ChunkOfRow& chunk, int64_t key_head, int thread,
-                                           HighPrepareMemory<kKeyDim>& smem, Keys<kKeyDim>* gmem) {
-  RawRows<kKeyDim> k, q;
-  k.load(static_cast<const uint16_t*>(p.k.data) + p.k.offset(chunk.batch, chunk.first, key_head), p.k.stride[1], chunk.count, thread);
-  q.load(static_cast<const uint16_t*>(p.q.data) + p.q.offset(chunk.batch, chunk.first, key_head), p.q.stride[1], chunk.count, thread);
-  bring_rows<io_t>(k, p.use_qk_l2norm, chunk.count, thread, smem.keys.k, gmem->k, smem.k_scale);
-  bring_rows<io_t>(q, p.use_qk_l2norm, chunk.count, thread, smem.keys.q, gmem->q, smem.q_scale);
+__device__ __forceinline__ void scale_keys(bool use_l2norm, int count, int thread, HighPrepareMemory<kKeyDim>& smem,
+                                           Keys<kKeyDim>* gmem) {
+  ptx::cp_async_wait_group<0>();   // each thread reads what itself has copied
+#pragma unroll 1
+  for (int i = 0; i < 2 * kChunk / chunk_sm90::kRowsPerPass; ++i) {
+    const bool is_k = i % 2 == 0;
+    float* const scale = is_k ? smem.k_scale : smem.q_scale;
+    chunk_sm90::scale_row<io_t, kKeyDim>(
+        i / 2, thread, is_k ? smem.keys.k : smem.keys.q, is_k ? gmem->k : gmem->q, [&](int row, const auto& piece, float squares) {
+          const int e = exponent_of_row<io_t>(piece);
+          if (thread % chunk_sm90::kLanesPerRow == 0) {
+            scale[row] = chunk_sm90::row_factor(squares, use_l2norm, row < count) * power_of_two(e - kKeyExponent);
+          }
+          return row < count ? power_of_two(kKeyExponent - e) : 0.0f;
+        });
+  }
 }
 
 // As chunk_sm90::log2_decay, in double.
@@ -117,6 +112,11 @@ __device__ __forceinline__ void sum_gates(const RuleParams& p, const GateBits& b
 __device__ __forceinline__ float decay_between(const WideGates& gates, int i, int j) {
   return ptx::ex2_approx_ftz((gates.sum[i] - gates.sum[j]) + (gates.rest[i] - gates.rest[j]));
 }
+
+// K K^T and Q K^T of a warp's 16 rows.
+struct Products {
+  float kk[32], qk[32];
+};
 
 // The products -> P, and A: its diagonal block into scratch, those left of it into its tile.
 template <int kKeyDim>
@@ -241,14 +241,15 @@ __device__ __forceinline__ void emit_head(const HighPrepareMemory<kKeyDim>& smem
   const float solve = emit_row(smem.tiles.t + kPitch * row, gates.beta, kLowestSolved, row, half, gmem->t);
   const int lowest = max(chunk_sm90::exponent_of(smem.q_scale[row]) + kLowestOfQuery, kLowestSolved);
   const float mix = emit_row(smem.tiles.p + kPitch * row, nullptr, lowest, row, half, gmem->p);
+  const int place = chunk_sm90::token_place(row);
   const float decay = ptx::ex2_approx_ftz(gates.sum[row] + gates.rest[row]);
   if (half == 0) {
-    gmem->gates.read_k[row] = decay * smem.k_scale[row];
-    gmem->gates.read_q[row] = decay * smem.q_scale[row] / mix;
-    gmem->gates.solve[row] = solve;
-    gmem->gates.mix[row] = mix;
+    gmem->gates.read_k[place] = decay * smem.k_scale[row];
+    gmem->gates.read_q[place] = decay * smem.q_scale[row] / mix;
+    gmem->gates.solve[place] = solve;
+    gmem->gates.mix[place] = mix;
   } else {
-    gmem->gates.write[row] = decay_between(gates, kChunk - 1, row) * smem.k_scale[row];
+    gmem->gates.write[place] = decay_between(gates, kChunk - 1, row) * smem.k_scale[row];
     if (row >= kChunk - 4) gmem->gates.decay[row % 4] = ptx::ex2_approx_ftz(gates.sum[kChunk - 1] + gates.rest[kChunk - 1]);
   }
 }
@@ -261,10 +262,11 @@ __device__ __forceinline__ void prepare_chunk(const RuleParams& p, int64_t chunk
   const ChunkOfRow chunk = chunk_sm90::find_chunk(p, chunk_row);
   if (chunk.count == 0) return;
   __syncthreads();   // nobody reads the item before any more
-  bring_keys<io_t>(p, chunk, key_head, threadIdx.x, smem, chunk_sm90::keys_of<kKeyDim>(p, chunk_row, key_head));
+  chunk_sm90::bring_keys(p, chunk, key_head, threadIdx.x, smem.keys);
+  scale_keys<io_t>(p.use_qk_l2norm, chunk.count, threadIdx.x, smem, chunk_sm90::keys_of<kKeyDim>(p, chunk_row, key_head));
   __syncthreads();
   Products products;
-  chunk_sm90::multiply(smem.keys, row_block, threadIdx.x % 32, products);
+  chunk_sm90::multiply(smem.keys, row_block, threadIdx.x % 32, products.kk, products.qk);
 #pragma unroll 1
   for (int head = 0; head < heads; ++head) {
     const int thread = ptx::opaque(static_cast<int>(threadIdx.x)), lane = thread % 32;   // addresses are made anew for each

@@ -6,7 +6,8 @@
 // the fp32 factors of the tokens.
 #pragma once
 
-#include "../chunk_sm90/config.h"
+#include "../chunk_sm90/prepared.h"
+#include "rows.cuh"
 
 namespace gdn::cuda::chunk_mma {
 
@@ -20,7 +21,7 @@ using chunk_sm90::Solved;
 constexpr int kWarps = 4;   // of a block of the carrying kernel, 16 columns of V each
 constexpr int kThreads = 32 * kWarps;
 
-// Factors of a token, fp32.
+// Factors of a token, fp32, at the token's place (token_place).
 struct HighGates {
   float read_k[kChunk];   // of k S: the decay from the chunk's start, what k lacks
   float read_q[kChunk];   // of q S, over `mix`
@@ -69,7 +70,7 @@ struct alignas(1024) SharedMemory {
   decltype(Solved::p) p;
   decltype(Solved::gates) gates[2];
   uint16_t v[kWarps][kChunk * 16];   // [64 t][16 v] in the io dtype, of each warp
-  chunk_sm90::Work work;             // here, so that nobody keeps it in registers over the chunks
+  Work work;                         // here, so that nobody keeps it in registers over the chunks
 };
 
 static_assert(sizeof(SharedMemory<128, HighSolved>) <= 99 * 1024, "shared memory of a block");

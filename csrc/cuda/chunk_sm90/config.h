@@ -2,18 +2,17 @@
 // Constants, shared memory and barriers of the Hopper chunk kernel.
 #pragma once
 
+#include "padding.cuh"
 #include "prepared.h"
 
 namespace gdn::cuda::chunk_sm90 {
 
-constexpr int kValueTile = 64;      // columns of S (rows of S^T) of a block: the M of wgmma
 constexpr int kStages = 3;          // chunks in shared memory
 constexpr int kGroupThreads = 128;  // a warpgroup
-constexpr int kThreads = 2 * kGroupThreads;   // state, output
-// Registers a thread: a block of kBoundThreads threads would start with 168 each, and so does this one; what the two groups
-// make of it. The rest of the multiprocessor is for blocks of the preparation.
-constexpr int kBoundThreads = 384, kStateRegisters = 216, kOutputRegisters = 120;
-static_assert(kStateRegisters + kOutputRegisters <= 2 * 168, "registers of the block");
+constexpr int kThreads = 3 * kGroupThreads;   // state, output, transfer
+// Registers a thread; the block starts with 168 each.
+constexpr int kStateRegisters = 240, kOutputRegisters = 160, kTransferRegisters = 96;
+static_assert(kStateRegisters + kOutputRegisters + kTransferRegisters <= 3 * 168, "registers of the block");
 
 // A chunk as prepare left it in the workspace.
 template <int kKeyDim>
@@ -22,33 +21,40 @@ struct alignas(1024) Stage {
   Solved solved;
 };
 
+// Tiles [64 rows][64 columns] are panels as in tile/swizzle.cuh.
 template <int kKeyDim>
 struct alignas(1024) SharedMemory {
   Stage<kKeyDim> stage[kStages];          // 3 x 49 KB; chunk c in stage c % 3
-  fp16_t s[kValueTile * kKeyDim];         // S^T at the chunk's start, [64 v][kKeyDim], swizzled: the output group's operand; 16 KB
-  fp16_t u[kValueTile * kChunk];          // U^T [64 v][64 t], swizzled: the same; 8 KB
-  uint16_t o[4][kChunk * 16];             // 16-bit o on its way out, [64 t][16 v], of each warp of the output group; 8 KB
-  // Columns 16 w .. 16 w + 15 of V of chunk c in v[c % 2], [64 t][16 v] in the io dtype, from warp w of the output group to
-  // warp w of the state group. 2 x 8 KB.
-  uint16_t v[2][4][kChunk * 16];
-  uint16_t largest_v[2][kValueTile];      // the largest |v| of each column, as stored bits
+  fp16_t s[kValueTile * kKeyDim];         // S^T at the chunk's start, [64 v][kKeyDim], for the output group; 16 KB
+  fp16_t u[kValueTile * kChunk];          // U^T [64 v][64 t], the same; 8 KB
+  uint16_t v[2][kChunk * kValueTile];     // V of chunk c in v[c % 2], [64 t][64 v] in the io dtype; 2 x 8 KB
+  uint16_t o[kChunk * kValueTile];        // 16-bit o, [64 t][64 v], from the output group to the transfer group; 8 KB
   float out_factor[kValueTile];           // scale 2^exponent of each row of s
-  uint64_t full[kStages];                 // the stage is copied; one arrival and its bytes. Both groups wait
-  // Between the two groups, one phase a chunk (v: one in two chunks), an arrival from each warp: written; read.
-  uint64_t s_ready, s_free, u_ready, u_free, v_ready[2], v_free[2];
+  uint64_t full[kStages];                 // the stage is copied; one arrival and its bytes. All who read wait
+  uint64_t v_ready[2];                    // V is copied, an arrival of each thread that did; one phase in two chunks
+  // Between groups, an arrival from each warp, one phase a chunk (v: one in two): written; read.
+  uint64_t v_free[2], s_ready, s_free, o_ready, o_free;   // s: and u, out_factor
 };
 
 static_assert(sizeof(SharedMemory<128>) <= 227 * 1024, "shared memory of a block");
 
-// What a block works on: one value head's columns column .. column + 63 of sequence n.
+// A segment of a row; a row that is not cut is one segment (segments.h).
+struct Segment {
+  int64_t n;           // sequence; N: the tokens outside all of them; N + 1: none
+  int64_t idx, count;  // which of its segments, and of how many
+  int64_t row;         // segment row
+};
+
+// What a block works on: one value head's columns column .. column + 63 of a segment.
 struct Work {
-  int64_t n, key_head, head, column;
+  Segment segment;
+  int64_t key_head, head, column;
 };
 
 // Places of the phase clock, in the order a group passes them.
 enum class Phase {
-  kStart, kRead, kX, kU, kReady, kFree, kUpdated,   // state group
-  kSq, kWritten, kOut,                              // output group, with kStart and kReady
+  kStart, kRead, kX, kNext, kU, kUpdate, kHanded, kUpdated,   // state group
+  kReady, kOut, kStored,                                      // output group, behind kStart
 };
 
 }  // namespace gdn::cuda::chunk_sm90

@@ -2,12 +2,13 @@
 // What the state and output groups of a block hand to one another, and in what form.
 #pragma once
 
-#include "../ptx/ldmatrix.cuh"
 #include "../ptx/wgmma.cuh"
 #include "../tile/pipeline.cuh"
+#include "../tile/fragment.cuh"
 #include "../tile/swizzle.cuh"
-#include "columns.cuh"
+#include "../ptx/ldmatrix.cuh"
 #include "config.h"
+#include "factors.cuh"
 
 namespace gdn::cuda::chunk_sm90 {
 

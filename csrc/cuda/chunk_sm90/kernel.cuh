@@ -6,10 +6,10 @@
 //     X = V - diag(e^sum) K S;   U = T diag(beta) X;   O = scale (diag(e^sum) Q S + P U)
 //     S <- e^(sum_64) S + K^T diag(e^(sum_64 - sum)) U
 // T, P, normalised k and q and the decays come from the workspace, where prepare (prepare.cuh) left them.
-// Grid    x: sequence (slowest), value head, tile of 64 columns of V (fastest); ragged input adds a sequence that writes
-//         zeros outside all others.
-// Block   two warpgroups. Group 0 (state.cuh) keeps S^T [64 v, K] in fp32 accumulators from the first to the last chunk and
-//         runs the chain S -> X -> U -> S. Group 1 (output.cuh) brings chunks and V in and makes o.
+// Grid    x: sequence (slowest, in ragged input the longest first), value head, tile of 64 columns of V (fastest); ragged
+//         input adds a sequence that writes zeros outside all others. After the passes of segments.cuh: segments of sequences.
+// Block   three warpgroups. Group 0 (state.cuh) keeps S^T [64 v, K] in fp32 accumulators from the first to the last chunk and
+//         runs the chain S -> X -> U -> S. Group 1 (output.cuh) makes o. Group 2 (transfer.cuh) brings chunks and V in, o out.
 // Reads   Keys, Solved, v [T, 64]; S [K, 64] once.   Writes   o [T, 64], S once.
 // Numbers Operands are fp16 (keys and queries after normalisation, rows of S, X, U scaled by powers of two), sums fp32, the
 //         inverse of the 16 x 16 diagonal blocks fp32. What a chunk computes depends on its tokens and on S at its start
@@ -21,9 +21,12 @@
 #include "../ptx/arch.cuh"
 #include "../ptx/pdl.cuh"
 #include "../ptx/setmaxnreg.cuh"
+#include "move_state.cuh"
 #include "output.cuh"
-#include "rows.cuh"
+#include "padding.cuh"
+#include "places.cuh"
 #include "state.cuh"
+#include "transfer.cuh"
 
 namespace gdn::cuda::chunk_sm90 {
 
@@ -40,77 +43,113 @@ struct NoObserver {
   __device__ __forceinline__ void phase(Phase) const {}
 };
 
+template <int kKeyDim>
+__device__ __forceinline__ Work work_of_block(const RuleParams& p) {
+  const uint32_t tiles = static_cast<uint32_t>(p.dims.V) / kValueTile, heads = static_cast<uint32_t>(p.dims.Hv);
+  const uint32_t rest = blockIdx.x / tiles, index = rest / heads, head = rest - index * heads;
+  const Segment segment =
+      is_scanned(p) ? find_segment(p, index) : Segment{find_row<kKeyDim>(p, index), 0, 1, index};
+  return {segment, key_head(head, p.dims.Hk, p.dims.Hv), head, static_cast<int64_t>(blockIdx.x - rest * tiles) * kValueTile};
+}
+
+// Zeros for the block's tokens where no sequence is; whether that is so.
+__device__ __forceinline__ bool is_padding(const RuleParams& p, const Work& work) {
+  return write_padding(p, work.segment.n, work.head, work.column, [&] { return segment_span(p, work.segment); });
+}
+
 // Group 0: S in, all chunks, S out.
 template <class io_t, int kKeyDim, class Observer>
 __device__ __forceinline__ void carry_state(const RuleParams& p, const Work& work, const Span& span, int64_t slot,
                                             SharedMemory<kKeyDim>& smem, const Observer& observer) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x % kGroupThreads / 32;
-  const int64_t row = work.column + 16 * warp + lane / 4;
+  float* const panel = reinterpret_cast<float*>(smem.s);   // while no chunk is under way
   State<kKeyDim> state = {};
-  if (p.initial_state.given() && p.has_initial_state.at(work.n)) {
-    move_state<true>(p.initial_state, p.initial_state.offset(slot, work.head), row, lane, state);
-  }
+  const Place from = start_of_segment<kKeyDim>(p, work.segment, work.head, slot);
+  if (from.is_given) move_state<true>(from.view, from.first(work.column), kStateBarrier, panel, state);
   const int num_chunks = static_cast<int>((span.length + kChunk - 1) / kChunk);
-  if (num_chunks > 0) run_state<io_t>(work, num_chunks, p.scale, smem, state, observer);
-  const int64_t out_slot =
-      p.out_slots.given() ? slot_of_row(p.out_slots, work.n, p.pool_out) : slot_of_row(p.slots, work.n, p.pool_out);
-  if (p.state.given() && out_slot >= 0) {
-    move_state<false>(p.state, p.state.offset(out_slot, work.head), row, lane, state);
-  }
+  int chunk = 0;
+  do {   // up to the next checkpoint, or to the end
+    const int end = next_stop(p, work.segment, chunk, num_chunks);
+    if (end > chunk) {
+      run_state<io_t>(work, chunk, end, p.scale, smem, state, observer);
+      wait_phase(smem.s_free, end % 2 ^ 1);   // the output group has read the last chunk's S
+    }
+    chunk = end;
+#pragma unroll 1
+    for (int i = 0; i < 2; ++i) {   // both from one copy of the code, which is long
+      const Place to = i == 0 ? checkpoint_after(p, work.segment, work.head, chunk, span.length)
+                              : end_of_segment(p, work.segment, work.head, chunk == num_chunks);
+      if (to.is_given) move_state<false>(to.view, to.first(work.column), kStateBarrier, panel, state);
+    }
+  } while (chunk < num_chunks);
 }
 
-// Group 1: V in, o out.
+// Group 1: o.
 template <class out_t, int kKeyDim, class Observer>
 __device__ __forceinline__ void carry_output(const RuleParams& p, const Work& work, const Span& span,
                                              SharedMemory<kKeyDim>& smem, const Observer& observer) {
-  const int lane = ptx::opaque(static_cast<int>(threadIdx.x % 32)), warp = threadIdx.x % kGroupThreads / 32;
-  const int64_t column = work.column + 16 * warp;
-  out_t* const gmem = static_cast<out_t*>(p.out.data) + p.out.offset(span.batch, span.first, work.head, column);
-  const uint16_t* const gmem_v =
-      static_cast<const uint16_t*>(p.v.data) + p.v.offset(span.batch, span.first, work.head, column + 8 * (lane % 2));
-  Values values = {gmem_v, p.v.stride[1], lane, {}};
-  const int64_t chunk_row = first_chunk_row(p, work.n, span.first);
+  const int lane = ptx::opaque(static_cast<int>(threadIdx.x % 32));
+  const int warp = __shfl_sync(0xffffffffu, threadIdx.x % kGroupThreads / 32, 0);
+  out_t* const gmem = static_cast<out_t*>(p.out.data) + p.out.offset(span.batch, span.first, work.head, work.column + 16 * warp);
+  run_output<out_t>(static_cast<int>(span.length), Writer<out_t>{gmem, p.out.stride[1], warp, lane}, smem, observer);
+}
+
+// Group 2: prepared chunks and V in, o out.
+template <class out_t, int kKeyDim, class Observer>
+__device__ __forceinline__ void carry_transfer(const RuleParams& p, const Work& work, const Span& span,
+                                               SharedMemory<kKeyDim>& smem, const Observer& observer) {
+  const int thread = threadIdx.x % kGroupThreads;
+  const int64_t column = work.column + 8 * (thread % kLanesOfToken);
+  const auto tokens = [&](const View& view) {
+    return Tokens{static_cast<uint16_t*>(view.data) + view.offset(span.batch, span.first, work.head, column), view.stride[1], thread};
+  };
+  const int64_t chunk_row = first_chunk_row(p, work.segment.n, span.first);
   Copier<kKeyDim> copier = {keys_of<kKeyDim>(p, chunk_row, work.key_head),
                             solved_of<kKeyDim>(p, chunk_row, work.head), p.dims.Hk, p.dims.Hv};
   ptx::griddepcontrol_wait();   // for the preparation
-  if (span.length > 0) {
-    run_output<out_t>(static_cast<int>(span.length), Writer<out_t>{gmem, p.out.stride[1], lane}, values, copier, smem,
-                      observer);
-  }
+  if (span.length > 0) run_transfer<out_t>(static_cast<int>(span.length), tokens(p.v), tokens(p.out), copier, smem, observer);
 }
 
 template <int kKeyDim>
 __device__ __forceinline__ void init_barriers(SharedMemory<kKeyDim>& smem) {
+  const auto init = [](uint64_t& barrier, int arrivals) { ptx::mbarrier_init(ptx::shared_address(&barrier), arrivals); };
 #pragma unroll
-  for (int i = 0; i < kStages; ++i) ptx::mbarrier_init(ptx::shared_address(&smem.full[i]), 1);
-  for (uint64_t* barrier : {&smem.s_ready, &smem.s_free, &smem.u_ready, &smem.u_free, &smem.v_ready[0], &smem.v_ready[1],
-                            &smem.v_free[0], &smem.v_free[1]}) {
-    ptx::mbarrier_init(ptx::shared_address(barrier), 4);
+  for (int i = 0; i < kStages; ++i) init(smem.full[i], 1);
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    init(smem.v_ready[i], kGroupThreads);
+    init(smem.v_free[i], 4);
   }
+  for (uint64_t* barrier : {&smem.s_ready, &smem.s_free, &smem.o_ready, &smem.o_free}) init(*barrier, 4);
   ptx::fence_mbarrier_init();
 }
 
 template <class io_t, class out_t, int kKeyDim, class Observer>
-__global__ void __launch_bounds__(kBoundThreads, 1)
+__global__ void __launch_bounds__(kThreads, 1)
     chunk_kernel(const __grid_constant__ RuleParams p, const __grid_constant__ Observer observer) {
   if constexpr (!ptx::kHasWgmma) {
     ptx::trap();   // the launcher does not choose this kernel for other targets
   } else {
     extern __shared__ __align__(1024) char smem_bytes[];
     SharedMemory<kKeyDim>& smem = *reinterpret_cast<SharedMemory<kKeyDim>*>(smem_bytes);
-    const Work work = work_of_block(p);
-    if (work.n > p.dims.N || !takes_row(p, work.n) || write_padding(p, work)) return;
-    const Span span = sequence_span(p.cu_seqlens, work.n, p.dims.T);
-    const int64_t slot = slot_of_row(p.slots, work.n, p.initial_state.given() ? p.pool_in : p.pool_out);
+    const Work work = work_of_block<kKeyDim>(p);
+    if (work.segment.n > p.dims.N || !takes_row(p, work.segment.n) || is_padding(p, work)) {
+      ptx::griddepcontrol_wait();   // the grid does not end before the one that it overlaps
+      return;
+    }
+    const Span span = segment_span(p, work.segment);
+    const int64_t slot = slot_of_row(p.slots, work.segment.n, p.initial_state.given() ? p.pool_in : p.pool_out);
     if (threadIdx.x == 0) init_barriers(smem);
     __syncthreads();
     const int group = __shfl_sync(0xffffffffu, threadIdx.x / kGroupThreads, 0);
     if (group == 0) {
       ptx::setmaxnreg_inc<kStateRegisters>();
       carry_state<io_t>(p, work, span, slot, smem, observer);
-    } else {
+    } else if (group == 1) {
       ptx::setmaxnreg_dec<kOutputRegisters>();
       carry_output<out_t>(p, work, span, smem, observer);
+    } else {
+      ptx::setmaxnreg_dec<kTransferRegisters>();
+      carry_transfer<out_t>(p, work, span, smem, observer);
     }
   }
 }

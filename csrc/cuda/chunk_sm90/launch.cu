@@ -3,7 +3,9 @@
 #include "prepare.cuh"
 #include "../launch.cuh"
 #include "../rule_kernels.h"
+#include "combine.cuh"
 #include "kernel.cuh"
+#include "segments.cuh"
 #include "takes.h"
 
 #include <algorithm>
@@ -16,6 +18,46 @@ using namespace chunk_sm90;
 // Blocks of the preparation: as many as run side by side.
 constexpr int kPrepareBlocks = 4;   // of a multiprocessor
 
+// What the two-level scan costs, in tenths of what a chunk of a chain takes (1.3 us on an H200): a chunk in both passes; two
+// more kernels, states and transitions written and read; a step of combine_kernel.
+constexpr int64_t kTenthsOfChunk = 10, kTenthsOfBoth = 21, kTenthsOfScan = 110, kTenthsOfStep = 17;
+
+// Tokens of a segment with which a call is done soonest, or 0: rows as they are. From shapes alone: of ragged rows nobody here
+// knows the lengths, so they are taken to be equal where that speaks against the scan.
+int64_t choose_segment_tokens(const RuleParams& params) {
+  const Dims& dims = params.dims;
+  if (!params.may_scan || dims.N < 1 || dims.T < 1) return 0;
+  const bool is_ragged = params.cu_seqlens.given();
+  const int64_t blocks = dims.Hv * std::max(dims.V / kValueTile, chain_blocks(dims));   // of a segment, in either pass
+  const int64_t side_by_side = num_multiprocessors() / blocks;
+  const int64_t most = is_ragged ? side_by_side - dims.N : side_by_side / dims.N;        // segments of T tokens
+  const int64_t chunks = ceil_div(dims.T, kChunk), row_chunks = is_ragged ? chunks / dims.N : chunks;
+  int64_t best = 0, least = row_chunks * kTenthsOfChunk * 9 / 10;   // nothing for a tenth less
+  for (int64_t segments = 3; segments <= std::min(most, chunks); ++segments) {
+    const int64_t length = ceil_div(chunks, segments);
+    const int64_t tenths = length * kTenthsOfBoth + kTenthsOfScan + ceil_div(row_chunks, length) * kTenthsOfStep;
+    if (tenths < least) {
+      least = tenths;
+      best = length * kChunk;
+    }
+  }
+  return best;
+}
+
+RuleParams with_segments(RuleParams params) {
+  params.segment_tokens = choose_segment_tokens(params);
+  return params;
+}
+
+int64_t num_carry_blocks(const RuleParams& params) {
+  if (is_scanned(params)) return num_segment_rows(params) * params.dims.Hv * (params.dims.V / kValueTile);
+  // A block takes a multiprocessor, so those that find nothing to do are not free: with a least length, few rows have it.
+  const int64_t rows = params.rows.min_length < 1
+                           ? num_rows(params)
+                           : std::min(num_rows(params), params.dims.B * params.dims.T / params.rows.min_length);
+  return rows * params.dims.Hv * (params.dims.V / kValueTile);
+}
+
 template <class io_t, int kKeyDim>
 const char* launch_prepare(const RuleParams& params, void* stream) {
   const int64_t items = num_chunk_rows(params) * params.dims.Hk;
@@ -24,10 +66,25 @@ const char* launch_prepare(const RuleParams& params, void* stream) {
                 stream, params);
 }
 
+// The passes that give each segment its start.
+template <class io_t, int kKeyDim>
+const char* launch_scan(const RuleParams& params, void* stream) {
+  const int64_t blocks = num_segment_rows(params) * params.dims.Hv * chain_blocks(params.dims);
+  if (const char* error = launch_early(segment_kernel<io_t, kKeyDim>, blocks, kSegmentThreads, sizeof(SegmentMemory<kKeyDim>),
+                                       stream, params)) {
+    return error;
+  }
+  return launch_early(combine_kernel<kKeyDim>, params.dims.N * params.dims.Hv * (params.dims.V / kCombineColumns),
+                      kCombineParts * kKeyDim, sizeof(CombineMemory<kKeyDim>), stream, params);
+}
+
 template <class io_t, class out_t, int kKeyDim>
 const char* launch_chunk(const RuleParams& params, void* stream) {
   if (const char* error = launch_prepare<io_t, kKeyDim>(params, stream)) return error;
-  const int64_t blocks = num_row_blocks(params);
+  if (is_scanned(params)) {
+    if (const char* error = launch_scan<io_t, kKeyDim>(params, stream)) return error;
+  }
+  const int64_t blocks = num_carry_blocks(params);
   if (blocks > kMaxBlocks) return "more than 2^31 - 1 blocks";
   return launch_early(chunk_kernel<io_t, out_t, kKeyDim, NoObserver>, blocks, kThreads, sizeof(SharedMemory<kKeyDim>), stream,
                       params, NoObserver{});
@@ -48,12 +105,14 @@ const char* launch_dtype(const RuleParams& params, void* stream) {
 
 bool chunk_sm90_supports(const RuleParams& params) { return takes_call(params) && params.dims.V % kValueTile == 0; }
 
-int64_t chunk_sm90_workspace_bytes(const RuleParams& params) {
+int64_t chunk_sm90_workspace_bytes(const RuleParams& call) {
+  const RuleParams params = with_segments(call);
   return params.dims.K == 64 ? workspace_bytes<64>(params) : workspace_bytes<128>(params);
 }
 
-const char* chunk_sm90_gated_delta_rule(const RuleParams& params, void* stream) {
-  if (!chunk_sm90_supports(params)) return "the Hopper chunk kernel does not take these dtypes, dims or strides";
+const char* chunk_sm90_gated_delta_rule(const RuleParams& call, void* stream) {
+  if (!chunk_sm90_supports(call)) return "the Hopper chunk kernel does not take these dtypes, dims or strides";
+  const RuleParams params = with_segments(call);
   return params.q.dtype == DType::kBFloat16 ? launch_dtype<bf16_t>(params, stream) : launch_dtype<fp16_t>(params, stream);
 }
 

@@ -4,7 +4,9 @@
 // value, so nothing but four lanes' sums has to be exchanged.
 #pragma once
 
+#include "../ptx/cp_async.cuh"
 #include "../ptx/ex2.cuh"
+#include "../ptx/shared.cuh"
 #include "../tile/fragment.cuh"
 #include "../tile/scan.cuh"
 #include "../tile/swizzle.cuh"
@@ -38,27 +40,22 @@ struct Pieces {
   }
 };
 
-// A thread's pieces of k or q of a chunk, as pairs of 16-bit elements.
+// Starts to copy the 16-bit rows of k or q, row 0 at `gmem`, to where the normalised ones will be, a thread its own pieces;
+// rows from `count` on are row count - 1 once more, for normalise_rows to make zeros of.
 template <int kKeyDim>
-struct RawRows {
-  static constexpr int kPieces = kKeyDim / 32, kPasses = kChunk / kRowsPerPass;
-  Words<16> piece[kPasses][kPieces];
-
-  // Loads rows of k or q, row 0 at `gmem`; rows from `count` on are row count - 1 once more, for row_factors to make zeros of.
-  __device__ __forceinline__ void load(const uint16_t* gmem, int64_t stride, int count, int thread) {
-    const int shift = Pieces(thread).shift;
+__device__ __forceinline__ void copy_rows_in(const uint16_t* gmem, int64_t stride, int count, int thread, fp16_t* smem_tile) {
+  const Pieces pieces(thread);
 #pragma unroll
-    for (int pass = 0; pass < kPasses; ++pass) {
-      const int row = min(pass * kRowsPerPass + thread / kLanesPerRow, count - 1);
-      const uint16_t* const even = gmem + row * stride + 8 * (thread % kLanesPerRow) + shift;
-      const uint16_t* const odd = even - 2 * shift;
+  for (int pass = 0; pass < kChunk / kRowsPerPass; ++pass) {
+    const int row = min(pass * kRowsPerPass + thread / kLanesPerRow, count - 1);
+    const uint16_t* const even = gmem + row * stride + 8 * (thread % kLanesPerRow) + pieces.shift;
+    const uint16_t* const odd = even - 2 * pieces.shift;
 #pragma unroll
-      for (int i = 0; i < kPieces; ++i) {
-        piece[pass][i] = *reinterpret_cast<const Words<16>*>((i % 2 == 0 ? even : odd) + 32 * i);
-      }
+    for (int i = 0; i < kKeyDim / 32; ++i) {
+      ptx::cp_async_16(ptx::shared_address(smem_tile) + pieces.offset(pass, i), (i % 2 == 0 ? even : odd) + 32 * i, 16);
     }
   }
-};
+}
 
 // Gates of a value head for the chunk from token `first` of a batch row on, by one warp; those of missing tokens are the last
 // token's.
@@ -79,54 +76,45 @@ __device__ __forceinline__ void load_gates(const RuleParams& p, int64_t batch, i
   if (p.beta.given()) load(p.beta, bits.beta);
 }
 
-// What the rows of a thread are to be multiplied by: 1 / length with l2norm, 0 from row `count` on.
-template <class io_t, int kKeyDim>
-__device__ __forceinline__ void row_factors(const RawRows<kKeyDim>& raw, bool use_l2norm, int count, int thread,
-                                            float (&factor)[RawRows<kKeyDim>::kPasses]) {
-  constexpr int kPasses = RawRows<kKeyDim>::kPasses;
+// What a row of k or q is to be multiplied by: 1 / length with l2norm, 0 from row `count` on.
+__device__ __forceinline__ float row_factor(float squares, bool use_l2norm, bool is_inside) {
+  return !is_inside ? 0.0f : use_l2norm ? rsqrtf(squares + kNormEpsilon) : 1.0f;
+}
+
+// A thread's pieces of a row of k or q as they came in -> times factor_of(row, pieces, sum of the row's squares), fp16, in the
+// same place and in its image.
+template <class io_t, int kKeyDim, class FactorOf>
+__device__ __forceinline__ void scale_row(int pass, int thread, fp16_t* smem_tile, fp16_t* gmem_image, const FactorOf& factor_of) {
+  constexpr int kPieces = kKeyDim / 32;
+  const Pieces pieces(thread);
+  const auto smem = [&](int i) { return reinterpret_cast<Words<16>*>(reinterpret_cast<char*>(smem_tile) + pieces.offset(pass, i)); };
+  Words<16> piece[kPieces];
+  float squares[2] = {};
 #pragma unroll
-  for (int pass = 0; pass < kPasses; ++pass) {
-    float squares[2] = {};
+  for (int i = 0; i < kPieces; ++i) {
+    piece[i] = *smem(i);
 #pragma unroll
-    for (int i = 0; i < 4 * RawRows<kKeyDim>::kPieces; ++i) {
+    for (int j = 0; j < 4; ++j) {
       float low, high;
-      widen_pair<io_t>(raw.piece[pass][i / 4].word[i % 4], low, high);
+      widen_pair<io_t>(piece[i].word[j], low, high);
       squares[0] += low * low;
       squares[1] += high * high;
     }
-    factor[pass] = squares[0] + squares[1];
   }
+  float sum = squares[0] + squares[1];
 #pragma unroll
-  for (int distance = 1; distance < kLanesPerRow; distance *= 2) {
+  for (int distance = 1; distance < kLanesPerRow; distance *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
+  const float factor = factor_of(pass * kRowsPerPass + thread / kLanesPerRow, piece, sum);
 #pragma unroll
-    for (int pass = 0; pass < kPasses; ++pass) factor[pass] += __shfl_xor_sync(0xffffffffu, factor[pass], distance);
-  }
+  for (int i = 0; i < kPieces; ++i) {
 #pragma unroll
-  for (int pass = 0; pass < kPasses; ++pass) {
-    factor[pass] = use_l2norm ? rsqrtf(factor[pass] + kNormEpsilon) : 1.0f;
-    if (pass * kRowsPerPass + thread / kLanesPerRow >= count) factor[pass] = 0.0f;
-  }
-}
-
-// Raw rows times their factors -> fp16, a tile in shared memory and its image.
-template <class io_t, int kKeyDim>
-__device__ __forceinline__ void store_rows(const RawRows<kKeyDim>& raw, const float (&factor)[RawRows<kKeyDim>::kPasses],
-                                           int thread, fp16_t* smem_tile, fp16_t* gmem_image) {
-  const Pieces pieces(thread);
-#pragma unroll
-  for (int pass = 0; pass < RawRows<kKeyDim>::kPasses; ++pass) {
-#pragma unroll
-    for (int i = 0; i < RawRows<kKeyDim>::kPieces; ++i) {
-      Words<16> piece;
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        float low, high;
-        widen_pair<io_t>(raw.piece[pass][i].word[j], low, high);
-        piece.word[j] = round_pair_fp16(low * factor[pass], high * factor[pass]);
-      }
-      *reinterpret_cast<Words<16>*>(reinterpret_cast<char*>(smem_tile) + pieces.offset(pass, i)) = piece;
-      *reinterpret_cast<Words<16>*>(reinterpret_cast<char*>(gmem_image) + pieces.offset(pass, i)) = piece;
+    for (int j = 0; j < 4; ++j) {
+      float low, high;
+      widen_pair<io_t>(piece[i].word[j], low, high);
+      piece[i].word[j] = round_pair_fp16(low * factor, high * factor);
     }
+    *smem(i) = piece[i];
+    *reinterpret_cast<Words<16>*>(reinterpret_cast<char*>(gmem_image) + pieces.offset(pass, i)) = piece[i];
   }
 }
 
@@ -156,8 +144,9 @@ __device__ __forceinline__ void sum_gates(const RuleParams& p, const GateBits& b
 // What the carriers of the state need of the gates, from the running sums of tokens 2 lane and 2 lane + 1.
 __device__ __forceinline__ void write_gates(const float2& sum, int lane, Gates* gmem) {
   const float last = __shfl_sync(0xffffffffu, sum.y, 31);
-  reinterpret_cast<float2*>(gmem->decay)[lane] = make_float2(ptx::ex2_approx_ftz(sum.x), ptx::ex2_approx_ftz(sum.y));
-  reinterpret_cast<float2*>(gmem->to_end)[lane] =
+  const int place = token_place(2 * lane);
+  *reinterpret_cast<float2*>(gmem->decay + place) = make_float2(ptx::ex2_approx_ftz(sum.x), ptx::ex2_approx_ftz(sum.y));
+  *reinterpret_cast<float2*>(gmem->to_end + place) =
       make_float2(ptx::ex2_approx_ftz(last - sum.x), ptx::ex2_approx_ftz(last - sum.y));
 }
 

@@ -12,6 +12,7 @@
 #include "../ptx/pdl.cuh"
 #include "../tile/solve.cuh"
 #include "load.cuh"
+#include "rows.cuh"
 
 namespace gdn::cuda::chunk_sm90 {
 
@@ -35,6 +36,7 @@ struct alignas(1024) PrepareMemory {
     Keys<kKeyDim> keys;   // until their products are in registers
     Tiles tiles[2];       // of value heads in turn, so that one is copied out while the next is made
   };
+  float4 qk[8][kPrepareThreads];   // Q K^T: products of each thread, pieces of four
   SolverGates gates[kHeadsAtOnce];
   SolveScratch scratch[4];
 };
@@ -68,17 +70,12 @@ __device__ __forceinline__ ChunkOfRow find_chunk(const RuleParams& p, int64_t ch
   return {span.batch, span.first + before, left <= 0 ? 0 : static_cast<int>(left < kChunk ? left : kChunk)};
 }
 
-// What a warp keeps of the products of its 16 rows with all columns up to them.
-struct Products {
-  float kk[32], qk[32];
-};
-
-// K K^T and Q K^T; blocks of 16 columns right of the diagonal are left out.
+// K K^T and Q K^T of a warp's 16 rows with all columns up to them; blocks of 16 columns right of the diagonal are left out.
 template <int kKeyDim>
-__device__ __forceinline__ void multiply(const Keys<kKeyDim>& keys, int row_block, int lane, Products& products) {
+__device__ __forceinline__ void multiply(const Keys<kKeyDim>& keys, int row_block, int lane, float (&kk)[32], float (&qk)[32]) {
 #pragma unroll
-  for (int i = 0; i < 32; ++i) products.kk[i] = products.qk[i] = 0.0f;
-#pragma unroll 2
+  for (int i = 0; i < 32; ++i) kk[i] = qk[i] = 0.0f;
+#pragma unroll 1
   for (int s = 0; s < kKeyDim / 16; ++s) {
     const uint32_t panel = s / 4 * (kChunk * kPanelRowBytes);
     const uint32_t k = ptx::shared_address(keys.k) + panel, q = ptx::shared_address(keys.q) + panel;
@@ -92,10 +89,8 @@ __device__ __forceinline__ void multiply(const Keys<kKeyDim>& keys, int row_bloc
       ptx::ldmatrix_x4(block_address(k, block, s % 4, lane), b);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        float(&kk)[4] = *reinterpret_cast<float(*)[4]>(products.kk + 8 * block + 4 * half);
-        float(&qk)[4] = *reinterpret_cast<float(*)[4]>(products.qk + 8 * block + 4 * half);
-        ptx::mma_m16n8k16(kk, k_rows, b[half], b[2 + half]);
-        ptx::mma_m16n8k16(qk, q_rows, b[half], b[2 + half]);
+        ptx::mma_m16n8k16(*reinterpret_cast<float(*)[4]>(kk + 8 * block + 4 * half), k_rows, b[half], b[2 + half]);
+        ptx::mma_m16n8k16(*reinterpret_cast<float(*)[4]>(qk + 8 * block + 4 * half), q_rows, b[half], b[2 + half]);
       }
     }
   }
@@ -112,8 +107,8 @@ __device__ __forceinline__ void decays(const SolverGates& gates, const float (&s
 }
 
 // The products -> P, and A: its diagonal block into scratch, those left of it as operands.
-__device__ __forceinline__ void split(const SolverGates& gates, const Products& products, int row_block, int lane,
-                                      uint32_t smem_p, SolveScratch& scratch, uint32_t (&off_diagonal)[3][4]) {
+__device__ __forceinline__ void split(const SolverGates& gates, const float (&kk)[32], const float4* smem_qk, int row_block,
+                                      int lane, uint32_t smem_p, SolveScratch& scratch, uint32_t (&off_diagonal)[3][4]) {
   const int row = 16 * row_block + lane / 4;
   const float sum_i[2] = {gates.sum[row], gates.sum[row + 8]}, beta_i[2] = {gates.beta[row], gates.beta[row + 8]};
 #pragma unroll
@@ -123,11 +118,13 @@ __device__ __forceinline__ void split(const SolverGates& gates, const Products& 
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float d[4];
+      const float4 piece = smem_qk[(2 * block + half) * kPrepareThreads];
+      const float qk[4] = {piece.x, piece.y, piece.z, piece.w};
       decays(gates, sum_i, 2 * block + half, lane, d);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        a[4 * half + i] = beta_i[i / 2] * d[i] * products.kk[8 * block + 4 * half + i];
-        x[4 * half + i] = d[i] * products.qk[8 * block + 4 * half + i];
+        a[4 * half + i] = beta_i[i / 2] * d[i] * kk[8 * block + 4 * half + i];
+        x[4 * half + i] = d[i] * qk[i];
       }
     }
     if (block < row_block) {
@@ -168,10 +165,10 @@ __device__ __forceinline__ void copy_rows(const fp16_t* smem_tile, int row_block
 }
 
 // T and P of one value head from the products of its key head.
-__device__ __forceinline__ void solve_head(const SolverGates& gates, const Products& products, int row_block, int lane,
-                                           Tiles& tiles, SolveScratch& scratch, Solved* gmem) {
+__device__ __forceinline__ void solve_head(const SolverGates& gates, const float (&kk)[32], const float4* smem_qk, int row_block,
+                                           int lane, Tiles& tiles, SolveScratch& scratch, Solved* gmem) {
   uint32_t off_diagonal[3][4] = {}, inverse[4];
-  split(gates, products, row_block, lane, ptx::shared_address(tiles.p), scratch, off_diagonal);
+  split(gates, kk, smem_qk, row_block, lane, ptx::shared_address(tiles.p), scratch, off_diagonal);
   solve_diagonal(scratch, gates.beta, reinterpret_cast<char*>(tiles.t), row_block, lane, inverse);
   solve_off_diagonal(off_diagonal, inverse, ptx::shared_address(tiles.t), 0, row_block, lane);
   __syncwarp();
@@ -179,18 +176,26 @@ __device__ __forceinline__ void solve_head(const SolverGates& gates, const Produ
   copy_rows(tiles.p, row_block, lane, gmem->p);
 }
 
-// k and q of the chunk, normalised, to shared memory and the workspace.
-template <class io_t, int kKeyDim>
+// Starts to bring k and q of the chunk, as they are.
+template <int kKeyDim>
 __device__ __forceinline__ void bring_keys(const RuleParams& p, const ChunkOfRow& chunk, int64_t key_head, int thread,
-                                           Keys<kKeyDim>& smem, Keys<kKeyDim>* gmem) {
-  RawRows<kKeyDim> k, q;
-  k.load(static_cast<const uint16_t*>(p.k.data) + p.k.offset(chunk.batch, chunk.first, key_head), p.k.stride[1], chunk.count, thread);
-  q.load(static_cast<const uint16_t*>(p.q.data) + p.q.offset(chunk.batch, chunk.first, key_head), p.q.stride[1], chunk.count, thread);
-  float factor[RawRows<kKeyDim>::kPasses];
-  row_factors<io_t>(k, p.use_qk_l2norm, chunk.count, thread, factor);
-  store_rows<io_t>(k, factor, thread, smem.k, gmem->k);
-  row_factors<io_t>(q, p.use_qk_l2norm, chunk.count, thread, factor);
-  store_rows<io_t>(q, factor, thread, smem.q, gmem->q);
+                                           Keys<kKeyDim>& smem) {
+  copy_rows_in<kKeyDim>(static_cast<const uint16_t*>(p.k.data) + p.k.offset(chunk.batch, chunk.first, key_head), p.k.stride[1],
+                        chunk.count, thread, smem.k);
+  copy_rows_in<kKeyDim>(static_cast<const uint16_t*>(p.q.data) + p.q.offset(chunk.batch, chunk.first, key_head), p.q.stride[1],
+                        chunk.count, thread, smem.q);
+  ptx::cp_async_commit_group();
+}
+
+// Normalises them, in shared memory and to the workspace. One row after the other in one piece of code.
+template <class io_t, int kKeyDim>
+__device__ __forceinline__ void normalise_keys(bool use_l2norm, int count, int thread, Keys<kKeyDim>& smem, Keys<kKeyDim>* gmem) {
+  ptx::cp_async_wait_group<0>();   // each thread reads what itself has copied
+#pragma unroll 2
+  for (int i = 0; i < 2 * kChunk / kRowsPerPass; ++i) {
+    scale_row<io_t, kKeyDim>(i / 2, thread, i % 2 == 0 ? smem.k : smem.q, i % 2 == 0 ? gmem->k : gmem->q,
+                             [&](int row, const auto&, float squares) { return row_factor(squares, use_l2norm, row < count); });
+  }
 }
 
 // One chunk of one key head and its value heads.
@@ -201,12 +206,18 @@ __device__ __forceinline__ void prepare_chunk(const RuleParams& p, int64_t chunk
   const ChunkOfRow chunk = find_chunk(p, chunk_row);
   if (chunk.count == 0) return;
   __syncthreads();   // nobody reads the item before any more
+  bring_keys(p, chunk, key_head, thread, smem.keys);
   GateBits bits = {};
   if (warp < heads) load_gates(p, chunk.batch, chunk.first, chunk.count, key_head * heads + warp, lane, bits);
-  bring_keys<io_t>(p, chunk, key_head, thread, smem.keys, keys_of<kKeyDim>(p, chunk_row, key_head));
+  normalise_keys<io_t>(p.use_qk_l2norm, chunk.count, thread, smem.keys, keys_of<kKeyDim>(p, chunk_row, key_head));
   __syncthreads();
-  Products products;
-  multiply(smem.keys, row_block, lane, products);
+  float kk[32];
+  {
+    float qk[32];
+    multiply(smem.keys, row_block, lane, kk, qk);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) smem.qk[i][thread] = make_float4(qk[4 * i], qk[4 * i + 1], qk[4 * i + 2], qk[4 * i + 3]);
+  }
   __syncthreads();   // k and q are read: their place is T's and P's
   clear_right(smem.tiles[0], row_block, lane);
   clear_right(smem.tiles[1], row_block, lane);
@@ -214,9 +225,10 @@ __device__ __forceinline__ void prepare_chunk(const RuleParams& p, int64_t chunk
   for (int head = 0; head < heads; ++head) {
     Solved* const gmem = solved_of<kKeyDim>(p, chunk_row, key_head * heads + head);
     if (head % kHeadsAtOnce == 0) {   // a warp makes the gates of head + warp
-      if (head > 0) {
+      if (head > 0) {   // rare: what was known of the chunk is found again, not kept in registers
         __syncthreads();
-        if (head + warp < heads) load_gates(p, chunk.batch, chunk.first, chunk.count, key_head * heads + head + warp, lane, bits);
+        const ChunkOfRow again = find_chunk(p, chunk_row);
+        if (head + warp < heads) load_gates(p, again.batch, again.first, again.count, key_head * heads + head + warp, lane, bits);
       }
       if (head + warp < heads) {
         float2 sum, beta;
@@ -227,13 +239,14 @@ __device__ __forceinline__ void prepare_chunk(const RuleParams& p, int64_t chunk
       }
       __syncthreads();
     }
-    solve_head(smem.gates[head % kHeadsAtOnce], products, row_block, lane, smem.tiles[head % 2], smem.scratch[warp], gmem);
+    solve_head(smem.gates[head % kHeadsAtOnce], kk, &smem.qk[0][thread], row_block, lane, smem.tiles[head % 2], smem.scratch[warp], gmem);
   }
 }
 
 // For each section of the build that compiles this a kernel of its own: blocks that a multiprocessor is to hold.
 struct Hopper {
-  static constexpr int kBlocks = 4;
+  static constexpr int kBlocks = 4;   // of a multiprocessor
+  static constexpr bool kOrdersRows = true;
 };
 
 template <class io_t, int kKeyDim, class Section = Hopper>
@@ -246,6 +259,9 @@ __global__ void __launch_bounds__(kPrepareThreads, Section::kBlocks) prepare_ker
   const int heads = static_cast<int>(p.dims.Hv) / static_cast<int>(key_heads);
   for (uint32_t item = blockIdx.x; item < items; item += gridDim.x) {
     prepare_chunk<io_t, kKeyDim>(p, item / key_heads, item % key_heads, heads, row_block, smem);
+  }
+  if constexpr (Section::kOrdersRows) {
+    if (has_order(p)) order_rows<kKeyDim>(p);
   }
 }
 

@@ -21,11 +21,17 @@ struct alignas(16) Keys {
   fp16_t q[kChunk * kKeyDim];
 };
 
-// Per token of a chunk, fp32; missing tokens have log decay 0.
+// Per token of a chunk, at the token's place, fp32; missing tokens have log decay 0.
 struct Gates {
   float decay[kChunk];     // from the chunk's start to the token; the last one is the whole chunk's
   float to_end[kChunk];    // from the token to the chunk's end
 };
+
+// Where a token's factor lies: the tokens of a lane's columns of sums (tile/fragment.cuh), 8 b + 2 j and 8 b + 2 j + 1 of lane
+// j mod 4, in four pieces of 16 bytes, and piece i of the four lanes side by side. The last token's place is the last.
+GDN_INLINE constexpr int token_place(int token) {
+  return token / 16 * 16 + token % 8 / 2 * 4 + token / 8 % 2 * 2 + token % 2;
+}
 
 // Of a value head. T and P are [64 out][64 in], fp16, swizzled, zeros right of the diagonal.
 struct alignas(16) Solved {
@@ -39,9 +45,9 @@ GDN_INLINE int64_t num_chunk_rows(const RuleParams& p) {
   return p.cu_seqlens.given() ? p.dims.T / kChunk + p.dims.N : p.dims.N * ceil_div(p.dims.T, kChunk);
 }
 
-// The row of sequence n's first chunk; later ones follow.
+// The row of sequence n's first chunk; later ones follow. With a later first token: of the chunk that starts there.
 GDN_INLINE int64_t first_chunk_row(const RuleParams& p, int64_t n, int64_t first_token) {
-  return p.cu_seqlens.given() ? first_token / kChunk + n : n * ceil_div(p.dims.T, kChunk);
+  return first_token / kChunk + (p.cu_seqlens.given() ? n : n * ceil_div(p.dims.T, kChunk));
 }
 
 template <int kKeyDim>
@@ -55,7 +61,7 @@ GDN_INLINE Solved* solved_of(const RuleParams& p, int64_t chunk_row, int64_t hea
 }
 
 template <int kKeyDim>
-GDN_INLINE int64_t workspace_bytes(const RuleParams& p) {
+GDN_INLINE int64_t prepared_bytes(const RuleParams& p) {
   return num_chunk_rows(p) * (p.dims.Hk * static_cast<int64_t>(sizeof(Keys<kKeyDim>)) +
                               p.dims.Hv * static_cast<int64_t>(sizeof(Solved)));
 }

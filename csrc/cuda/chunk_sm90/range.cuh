@@ -52,8 +52,8 @@ __device__ __forceinline__ void round_panel(int panel, State<kKeyDim>& state, ui
   }
 }
 
-// Whether the largest element of every row of the warp, of S^T as rounded and of V^T with exponents of_v, is in [2^3, 2^7) at
-// the rows' exponents. Votes, not shuffles: those queue behind everybody's accesses to shared memory.
+// Whether the largest element of every row of the warp, of S^T as rounded and of V^T, is in [2^3, 2^7) at the rows' exponents;
+// largest and of_v, the exponent of the largest |v|, speak of what this thread holds of its two rows. Votes, not shuffles: those queue behind everybody's accesses to shared memory.
 template <int kKeyDim>
 __device__ __forceinline__ bool is_in_range(const uint32_t (&largest)[2], const int (&of_v)[2], const State<kKeyDim>& state) {
   constexpr uint32_t kTooLarge = (7 + 15) << 10, kLargeEnough = (3 + 15) << 10;   // 2^7 and 2^3 as fp16
@@ -83,9 +83,10 @@ __device__ __forceinline__ void rescale_state(const int (&of_v)[2], State<kKeyDi
       const float x = state.s[i / 16][4 * (i / 2 % 8) + 2 * r + i % 2];
       largest = fmaxf(largest, fabsf(x));
     }
-    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
-    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
-    const int next = row_exponent(max(exponent_of_rounded(largest) + state.exponent[r], of_v[r]));
+    int e = max(exponent_of_rounded(largest) + state.exponent[r], of_v[r]);
+    e = max(e, __shfl_xor_sync(0xffffffffu, e, 1));
+    e = max(e, __shfl_xor_sync(0xffffffffu, e, 2));
+    const int next = row_exponent(e);
     const float factor = power_of_two(min(state.exponent[r] - next, 127));
     state.exponent[r] = next;
 #pragma unroll
@@ -93,7 +94,7 @@ __device__ __forceinline__ void rescale_state(const int (&of_v)[2], State<kKeyDi
   }
 }
 
-// Makes the operand of a chunk whose V has exponents of_v, the last panel of it (the others are rounded already, `largest` is
+// Makes the operand of a chunk, of_v as in is_in_range, the last panel of it (the others are rounded already, `largest` is
 // theirs), then takes s through the decay of the whole chunk: what the chunk's write adds to. The exponents of the chunk
 // before are tried first: most chunks keep them, and the largest element of the operand that is made anyway shows whether
 // they are the right ones.

@@ -1,66 +1,89 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which rows the blocks of a chunk kernel compute, one value head's 64 columns of V each, and the zeros where no sequence is.
+// Which row, or which segment of a row, a block carries the state through.
 #pragma once
 
-#include <algorithm>
-
+#include "../ptx/pdl.cuh"
 #include "config.h"
+#include "segments.h"
 
 namespace gdn::cuda::chunk_sm90 {
 
-// The index-th of the rows that this launch computes, counted from 0; N + 1 if there are fewer. By each warp for itself.
-__device__ __forceinline__ int64_t find_row(const RuleParams& p, int64_t index) {
+__device__ __forceinline__ int64_t length_of_row(const RuleParams& p, int64_t n) {
+  return n < p.dims.N ? sequence_span(p.cu_seqlens, n, p.dims.T).length : 0;
+}
+
+// The segment at a segment row. By each warp for itself.
+__device__ __forceinline__ Segment find_segment(const RuleParams& p, int64_t row) {
+  if (!p.cu_seqlens.given()) {
+    const uint32_t count = static_cast<uint32_t>(segments_of_length(p, p.dims.T)), n = static_cast<uint32_t>(row) / count;
+    return {n, row - static_cast<int64_t>(n) * count, count, row};
+  }
   const int lane = threadIdx.x % 32;
+  auto first_row = [&](int64_t n) {
+    const int64_t first = n < p.dims.N ? sequence_span(p.cu_seqlens, n, p.dims.T).first : p.dims.T;
+    return first_segment_row(p, n, first);
+  };
+  int64_t n = -1;   // the last row that starts here or before
 #pragma unroll 1
-  for (int64_t first = 0; first <= p.dims.N; first += 32) {
-    const bool is_ours = first + lane <= p.dims.N && takes_row(p, first + lane);
-    const unsigned ours = __ballot_sync(0xffffffffu, is_ours);
-    if (index < __popc(ours)) {
-      const bool is_it = is_ours && __popc(ours & ((1u << lane) - 1)) == index;
-      return first + __ffs(static_cast<int>(__ballot_sync(0xffffffffu, is_it))) - 1;
-    }
-    index -= __popc(ours);
+  for (int64_t base = 0; base <= p.dims.N; base += 32) {
+    n += __popc(__ballot_sync(0xffffffffu, base + lane <= p.dims.N && first_row(base + lane) <= row));
   }
-  return p.dims.N + 1;
+  const Segment none = {p.dims.N + 1, 0, 1, row};
+  if (n < 0) return none;
+  const int64_t cuts = segments_of_length(p, length_of_row(p, n)), idx = row - first_row(n);
+  const Segment found = {n, idx, cuts > 1 ? cuts : 1, row};
+  return idx >= 0 && idx < found.count ? found : none;
 }
 
-// Sequences are those of the grid in order, or, where the grid has fewer than there are, those that the launch computes.
-__device__ __forceinline__ Work work_of_block(const RuleParams& p) {
-  const int64_t tiles = ceil_div(p.dims.V, kValueTile), rest = blockIdx.x / tiles, head = rest % p.dims.Hv;
-  const int64_t rows = gridDim.x / (tiles * p.dims.Hv), index = rest / p.dims.Hv;
-  const int64_t n = rows < num_rows(p) ? find_row(p, index) : index;
-  return {n, key_head(head, p.dims.Hk, p.dims.Hv), head, blockIdx.x % tiles * kValueTile};
+// Whether row a comes before row b: the longer one, of equal ones the first.
+__device__ __forceinline__ bool comes_before(int64_t length_a, int64_t a, int64_t length_b, int64_t b) {
+  return length_a > length_b || (length_a == length_b && a < b);
 }
 
-// Writes zero for tokens [first, last) of batch row `batch`, the block's head and columns.
-__device__ __forceinline__ void write_zeros(const RuleParams& p, const Work& work, int64_t batch, int64_t first,
-                                            int64_t last) {
-  for (int64_t idx = threadIdx.x; idx < (last - first) * kValueTile; idx += blockDim.x) {
-    const int64_t column = work.column + idx % kValueTile;
-    if (column < p.dims.V) p.out.store(p.out.offset(batch, first + idx / kValueTile, work.head, column), 0.0f);
+// The index-th longest row, of at most 32. By each warp for itself.
+__device__ __forceinline__ int64_t find_longest(const RuleParams& p, int64_t index) {
+  const int lane = threadIdx.x % 32, rows = static_cast<int>(num_rows(p));
+  const int64_t length = lane < rows ? length_of_row(p, lane) : -1;
+  int before = 0;
+#pragma unroll 1
+  for (int other = 0; other < rows; ++other) before += comes_before(__shfl_sync(0xffffffffu, length, other), other, length, lane);
+  const unsigned found = __ballot_sync(0xffffffffu, lane < rows && before == index);
+  return found == 0 ? p.dims.N + 1 : __ffs(static_cast<int>(found)) - 1;
+}
+
+// Writes the order of rows to the workspace: each warp of the grid places every so many rows.
+template <int kKeyDim>
+__device__ __forceinline__ void order_rows(const RuleParams& p) {
+  const int lane = threadIdx.x % 32;
+  const int64_t rows = num_rows(p), warps = static_cast<int64_t>(gridDim.x) * (blockDim.x / 32);
+  int32_t* const order = order_of<kKeyDim>(p);
+#pragma unroll 1
+  for (int64_t n = static_cast<int64_t>(blockIdx.x) * (blockDim.x / 32) + threadIdx.x / 32; n < rows; n += warps) {
+    const int64_t length = length_of_row(p, n);
+    int before = 0;
+#pragma unroll 4
+    for (int64_t other = lane; other < rows; other += 32) before += comes_before(length_of_row(p, other), other, length, n);
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) before += __shfl_xor_sync(0xffffffffu, before, distance);
+    if (lane == 0) order[before] = static_cast<int32_t>(n);
   }
 }
 
-// Zeros where no sequence is: the row behind the last one, and rows whose slot is padding. Whether the block's row is such.
-__device__ __forceinline__ bool write_padding(const RuleParams& p, const Work& work) {
-  if (work.n == p.dims.N) {   // tokens outside all sequences
-    write_zeros(p, work, 0, 0, sequence_span(p.cu_seqlens, 0, p.dims.T).first);
-    const int64_t end = p.cu_seqlens.at(p.dims.N);
-    write_zeros(p, work, 0, end < 0 ? 0 : end, p.dims.T);
-    return true;
-  }
-  const int64_t pool = p.initial_state.given() ? p.pool_in : p.pool_out;
-  if (!p.slots.given() || slot_of_row(p.slots, work.n, pool) >= 0) return false;
-  const Span span = sequence_span(p.cu_seqlens, work.n, p.dims.T);
-  write_zeros(p, work, span.batch, span.first, span.first + span.length);
-  return true;
+// The row that the index-th group of blocks takes, whole.
+template <int kKeyDim>
+__device__ __forceinline__ int64_t find_row(const RuleParams& p, int64_t index) {
+  if (!sorts_rows(p)) return index;
+  if (!has_order(p)) return find_longest(p, index);
+  ptx::griddepcontrol_wait();   // the preparation wrote the order
+  return order_of<kKeyDim>(p)[index];
 }
 
-// Blocks of a launch. Those that find nothing to do are not free: with a least length, few rows have it.
-inline int64_t num_row_blocks(const RuleParams& p) {
-  const int64_t rows =
-      p.rows.min_length < 1 ? num_rows(p) : std::min(num_rows(p), p.dims.B * p.dims.T / p.rows.min_length);
-  return rows * p.dims.Hv * ceil_div(p.dims.V, kValueTile);
+// The tokens of a segment of a row.
+__device__ __forceinline__ Span segment_span(const RuleParams& p, const Segment& segment) {
+  const Span span = sequence_span(p.cu_seqlens, segment.n, p.dims.T);
+  if (!is_scanned(p)) return span;
+  const int64_t before = segment.idx * p.segment_tokens, left = span.length - before;
+  return {span.batch, span.first + before, left < p.segment_tokens ? left : p.segment_tokens};
 }
 
 }  // namespace gdn::cuda::chunk_sm90

@@ -13,11 +13,18 @@
 
 namespace gdn::cuda::chunk_sm90 {
 
-// Exponents of the largest |v| of this thread's two rows.
+// V^T as pairs of tokens in the order of operands; of_v: exponents of the largest |v| that this thread has of its two rows.
 template <class io_t>
-__device__ __forceinline__ void value_exponents(const uint16_t* smem_largest, int warp, int lane, int (&e)[2]) {
+__device__ __forceinline__ void read_values(const uint16_t* smem_v, int warp, int lane, uint32_t (&v)[4][4], int (&of_v)[2]) {
 #pragma unroll
-  for (int r = 0; r < 2; ++r) e[r] = exponent_of(to_float(io_t{smem_largest[16 * warp + lane / 4 + 8 * r]}));
+  for (int b = 0; b < 4; ++b) ptx::ldmatrix_x4_trans(transposed_block_address(ptx::shared_address(smem_v), b, warp, lane), v[b]);
+  uint32_t largest[2] = {0, 0};   // magnitudes order as integers
+#pragma unroll
+  for (int i = 0; i < 16; ++i) largest[i % 2] = __vmaxu2(largest[i % 2], v[i / 4][i % 4] & 0x7fff7fffu);
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    of_v[r] = exponent_of(to_float(io_t{static_cast<uint16_t>(max(largest[r] & 0xffffu, largest[r] >> 16))}));
+  }
 }
 
 // Issues sums = S^T tile^T [64 v, 64 t] as one group.
@@ -84,50 +91,55 @@ __device__ __forceinline__ void scale_to_operand(const float2 (&factors)[8], con
   }
 }
 
-// S^T and its scale -> the output group, when that has read those of the chunk before.
+// S^T and its scale to where the output group reads them.
 template <int kKeyDim>
-__device__ __forceinline__ void hand_over_state(const State<kKeyDim>& state, float scale, int parity, int warp, int lane,
-                                                SharedMemory<kKeyDim>& smem) {
-  wait_phase(smem.s_free, parity ^ 1);
+__device__ __forceinline__ void write_state(const State<kKeyDim>& state, float scale, int warp, int lane,
+                                            SharedMemory<kKeyDim>& smem) {
   if (lane % 4 == 0) {   // first: stores of matrices hold their address registers for long
     smem.out_factor[16 * warp + lane / 4] = scale * power_of_two(state.exponent[0]);
     smem.out_factor[16 * warp + lane / 4 + 8] = scale * power_of_two(state.exponent[1]);
   }
   write_operand(state.operand, smem.s, warp, lane);
-  arrive(smem.s_ready, lane);   // the fence to the tensor cores is the reader's: it would hold this group up
 }
 
-// U^T -> the output group.
-template <int kKeyDim>
-__device__ __forceinline__ void hand_over_write(const float (&u)[32], int parity, int warp, int lane,
-                                                SharedMemory<kKeyDim>& smem) {
+// U^T the same.
+__device__ __forceinline__ void write_write(const float (&u)[32], fp16_t* smem_u, int warp, int lane) {
   uint32_t operand[4][4];
 #pragma unroll
   for (int step = 0; step < 4; ++step) round_to_operand(u + 8 * step, operand[step]);
-  wait_phase(smem.u_free, parity ^ 1);
-  write_operand(operand, smem.u, warp, lane);
-  arrive(smem.u_ready, lane);
+  write_operand(operand, smem_u, warp, lane);
 }
 
-// The whole life of the state group; `state` holds S at the start and at the end. The observer is shown what a test wants to
-// look at; NoObserver costs nothing.
+// V of a chunk from shared memory; of_v as in read_values.
+template <class io_t, int kKeyDim>
+__device__ __forceinline__ void take_values(int chunk, int warp, int lane, SharedMemory<kKeyDim>& smem, uint32_t (&v)[4][4],
+                                            int (&of_v)[2]) {
+  wait_phase(smem.v_ready[chunk % 2], chunk / 2 % 2);
+  read_values<io_t>(smem.v[chunk % 2], warp, lane, v, of_v);
+  arrive(smem.v_free[chunk % 2], lane);
+}
+
+// Chunks first .. end - 1 of the segment; `state` holds S before and behind them, as in a call that starts or ends there. The
+// observer is shown what a test wants to look at; NoObserver costs nothing. Whatever waits for shared memory stands behind the
+// issue of a product: beside the products' own reads an access takes 150 clocks.
 template <class io_t, int kKeyDim, class Observer>
-__device__ __forceinline__ void run_state(const Work& work, int num_chunks, float scale, SharedMemory<kKeyDim>& smem,
+__device__ __forceinline__ void run_state(const Work& work, int first, int end, float scale, SharedMemory<kKeyDim>& smem,
                                           State<kKeyDim>& state, const Observer& observer) {
   const int lane = ptx::opaque(static_cast<int>(threadIdx.x % 32));   // kept, not read anew
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x % kGroupThreads / 32, 0);
+  const int start = __shfl_sync(0xffffffffu, first, 0);   // so that the loop's counters are in uniform registers
+  Turn turn = {start % kStages, start / kStages % 2};
   int of_v[2];
-  Turn turn;
-  wait_phase(smem.full[0], 0);
-  wait_phase(smem.v_ready[0], 0);
-  value_exponents<io_t>(smem.largest_v[0], warp, lane, of_v);
-  uint32_t largest[2] = {0, 0};
+  uint32_t stored_v[4][4], largest[2] = {0, 0};
+  wait_phase(smem.full[turn.slot], turn.parity);
+  take_values<io_t>(start, warp, lane, smem, stored_v, of_v);
+  rescale_state(of_v, state);   // its exponents may not be those that the chunks have
 #pragma unroll
   for (int panel = 0; panel < state.kPanels - 1; ++panel) round_panel(panel, state, largest);
-  finish_operand(of_v, smem.stage[0].solved.gates.decay[kChunk - 1], state, largest);
+  finish_operand(of_v, smem.stage[turn.slot].solved.gates.decay[kChunk - 1], state, largest);
 #pragma unroll 1
-  for (int chunk = 0; chunk < num_chunks; ++chunk) {
-    const int parity = chunk % 2;
+  for (int chunk = start; chunk < end; ++chunk) {
+    const bool is_last = chunk + 1 == end;
     const Stage<kKeyDim>& stage = smem.stage[turn.slot];
     const fp16_t* const smem_k = stage.keys.k;
     const Gates& gates = stage.solved.gates;
@@ -137,11 +149,11 @@ __device__ __forceinline__ void run_state(const Work& work, int num_chunks, floa
     float sums[32], v[32];   // S^T k^T, then U^T; V^T
     ptx::wgmma_fence();
     issue_read(state, smem_k, sums);
-    uint32_t stored_v[4][4], x[4][4], u_end[4][4];
-    read_values(smem.v[parity][warp], lane, stored_v);
-    arrive(smem.v_free[parity], lane);
+    wait_phase(smem.s_free, chunk % 2 ^ 1);   // here because no load moves up across its branch, between the products
+    uint32_t x[4][4], u_end[4][4];
     float2 decay[8], to_end[8];
     read_factors(gates.decay, lane, decay);
+    read_factors(gates.to_end, lane, to_end);
     scale_values<io_t>(stored_v, state, v);
     hold(v);
     ptx::wgmma_wait_group<0>();   // S^T k^T
@@ -153,8 +165,8 @@ __device__ __forceinline__ void run_state(const Work& work, int num_chunks, floa
     ptx::wgmma_fence();
     issue_tokens(x, stage.solved.t, sums);
     observer.phase(Phase::kX);
-    read_factors(gates.to_end, lane, to_end);   // before the stores, behind which they would wait
-    hand_over_state(state, scale, parity, warp, lane, smem);
+    write_state(state, scale, warp, lane, smem);
+    observer.phase(Phase::kNext);
     ptx::wgmma_wait_group<0>();   // U^T
     hold(sums);
     hold(x);
@@ -164,17 +176,17 @@ __device__ __forceinline__ void run_state(const Work& work, int num_chunks, floa
     scale_to_operand(to_end, sums, u_end);
     ptx::wgmma_fence();
     issue_write(u_end, smem_k, state);
-    hand_over_write(sums, parity, warp, lane, smem);
-    observer.phase(Phase::kReady);
-    const bool is_last = chunk + 1 == num_chunks;
+    observer.phase(Phase::kUpdate);
     turn = turn.next();
+    float next_decay = 1.0f;   // behind the last chunk S stays as it is
     if (!is_last) {
-      wait_phase(smem.v_ready[parity ^ 1], (chunk + 1) / 2 % 2);
+      take_values<io_t>(chunk + 1, warp, lane, smem, stored_v, of_v);
       wait_phase(smem.full[turn.slot], turn.parity);
+      next_decay = smem.stage[turn.slot].solved.gates.decay[kChunk - 1];
     }
-    value_exponents<io_t>(smem.largest_v[is_last ? parity : parity ^ 1], warp, lane, of_v);   // behind the last chunk for nothing
-    const float next_decay = smem.stage[turn.slot].solved.gates.decay[kChunk - 1];
-    observer.phase(Phase::kFree);
+    write_write(sums, smem.u, warp, lane);
+    arrive(smem.s_ready, lane);   // the fence to the tensor cores is the reader's: it would hold this group up
+    observer.phase(Phase::kHanded);
     largest[0] = largest[1] = 0;
     if constexpr (kKeyDim == 128) {   // the first panel is rounded while the second is under way
       ptx::wgmma_wait_group<1>();
@@ -185,7 +197,7 @@ __device__ __forceinline__ void run_state(const Work& work, int num_chunks, floa
     hold(state.s[state.kPanels - 1]);
     hold(u_end);
     observer.phase(Phase::kUpdated);
-    finish_operand(of_v, is_last ? 1.0f : next_decay, state, largest);   // S stays as it is behind the last chunk
+    finish_operand(of_v, next_decay, state, largest);
   }
 }
 

@@ -69,6 +69,7 @@ __device__ __forceinline__ void solve_diagonal(SolveScratch& scratch, const floa
     *reinterpret_cast<fp16_t*>(smem_t + ((first ^ (flip * (i % 8))) + pitch * i)) = from_float<fp16_t>(x[i] * factor);
   }
   __syncwarp();
+  lane = ptx::opaque(lane);   // or its address is made ahead of the whole and spilled
   ptx::ldmatrix_x4(ptx::shared_address(scratch.a) + (lane % 16) * 32 + (lane / 16) * 16, inverse);
 }
 

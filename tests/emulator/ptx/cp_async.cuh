@@ -25,6 +25,17 @@ inline void cp_async_commit_group() {
   self.open_copies.clear();
 }
 
+inline void cp_async_mbarrier_arrive(uint32_t barrier) {
+  emulated::Thread& self = *emulated::machine().current;
+  emulated::Barrier& told = emulated::barrier_at(barrier);
+  ++emulated::machine().progress;
+  emulated::machine().bulk_copies.push_back([copies = std::move(self.open_copies), &told] {
+    for (const auto& copy : copies) copy();
+    emulated::arrive(told, 0);
+  });
+  self.open_copies.clear();
+}
+
 template <int kPending>
 void cp_async_wait_group() {
   auto& groups = emulated::machine().current->copies;

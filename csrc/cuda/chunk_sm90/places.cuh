@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where a block's state comes from, and where it goes: pools, checkpoints, the workspace.
+#pragma once
+
+#include "rows.cuh"
+
+namespace gdn::cuda::chunk_sm90 {
+
+// One head's state, from element `element` of a view on.
+struct Place {
+  View view;
+  int64_t element;
+  bool is_given;
+
+  // The element at row 0 of K and column `column` of V.
+  __device__ __forceinline__ int64_t first(int64_t column) const { return element + column * view.stride[3]; }
+};
+
+// S^T [V][kKeyDim], or the transition of a segment, in the workspace.
+template <int kKeyDim>
+__device__ __forceinline__ View workspace_view(float* gmem) {
+  return {gmem, DType::kFloat32, {0, 0, 1, kKeyDim}};
+}
+
+// What the first segment of a row starts from: a slot, or zero.
+__device__ __forceinline__ Place initial_place(const RuleParams& p, int64_t n, int64_t head, int64_t slot) {
+  const bool is_given = p.initial_state.given() && p.has_initial_state.at(n);
+  return {p.initial_state, is_given ? p.initial_state.offset(slot, head) : 0, is_given};
+}
+
+// What a segment starts from: in the workspace where a row has several, since the last one may write its state to the place
+// that the first one reads.
+template <int kKeyDim>
+__device__ __forceinline__ Place start_of_segment(const RuleParams& p, const Segment& segment, int64_t head, int64_t slot) {
+  if (segment.count == 1) return initial_place(p, segment.n, head, slot);
+  ptx::griddepcontrol_wait();   // for the kernels that made it
+  return {workspace_view<kKeyDim>(start_of<kKeyDim>(p, segment.row, head)), 0, true};
+}
+
+// Where the state goes at the end of the last segment.
+__device__ __forceinline__ Place end_of_segment(const RuleParams& p, const Segment& segment, int64_t head, bool is_done) {
+  if (!is_done || segment.idx + 1 < segment.count || !p.state.given()) return {p.state, 0, false};
+  const IndexView& slots = p.out_slots.given() ? p.out_slots : p.slots;
+  const int64_t slot = slot_of_row(slots, segment.n, p.pool_out);
+  return {p.state, slot < 0 ? 0 : p.state.offset(slot, head), slot >= 0};
+}
+
+// Chunks of a segment before its next stop: a checkpoint behind chunk `chunk`, or the end.
+__device__ __forceinline__ int next_stop(const RuleParams& p, const Segment& segment, int chunk, int num_chunks) {
+  if (!p.checkpoints.given()) return num_chunks;
+  const int64_t every = p.checkpoint_every / kChunk, before = segment.idx * (p.segment_tokens / kChunk) + chunk;
+  const int64_t stop = chunk + every - before % every;
+  return stop < num_chunks ? static_cast<int>(stop) : num_chunks;
+}
+
+// Where the state after `chunks` chunks of a segment of `length` tokens is kept.
+__device__ __forceinline__ Place checkpoint_after(const RuleParams& p, const Segment& segment, int64_t head, int64_t chunks,
+                                                  int64_t length) {
+  const int64_t tokens = segment.idx * p.segment_tokens + chunks * kChunk;
+  const bool is_due = p.checkpoints.given() && chunks > 0 && chunks * kChunk <= length && tokens % p.checkpoint_every == 0;
+  const int64_t row = is_due ? p.checkpoint_row(segment.n, tokens) : -1;
+  return {p.checkpoints, row < 0 ? 0 : p.checkpoints.offset(row, head), row >= 0};
+}
+
+}  // namespace gdn::cuda::chunk_sm90

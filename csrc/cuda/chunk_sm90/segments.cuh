@@ -1,0 +1,275 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// First pass of the exact two-level scan, where sequences are few and long: what each segment does to the state, all
+// segments side by side. A segment is linear in the state that it starts from,
+//     S_end = A S_start + B
+// B is the end of the chain of state.cuh from zero (from the row's own state in its first segment), A that of the same chain
+// without V from the identity: its columns take the place of V's.
+// Grid    x: segment row (slowest), value head, one of half as many blocks as a head has chains.
+// Block   three warpgroups. Groups 0 and 1 carry a chain each, 64 columns of B or of A, through the same chunks; one works while
+//         the other waits. Group 2 brings chunks and V in.
+// Reads   Keys, T and decays of Solved, v; S of first segments.
+// Writes  B to starts[segment row + 1], A^T to transitions[segment row], S of first segments to starts[segment row]; nothing
+//         for the last segment of a row, which nobody asks about.
+// Then combine.cuh makes each start from the one before, and chunk_kernel runs all segments from theirs.
+// Needs   as kernel.cuh.
+#pragma once
+
+#include "../ptx/setmaxnreg.cuh"
+#include "move_state.cuh"
+#include "places.cuh"
+#include "state.cuh"
+#include "transfer.cuh"
+
+namespace gdn::cuda::chunk_sm90 {
+
+constexpr int kChains = 2;          // of a block
+constexpr int kChainStages = 4;
+constexpr int kSegmentThreads = (kChains + 1) * kGroupThreads;
+constexpr int kChainRegisters = 208, kFeedRegisters = 88;
+static_assert(kChains * kChainRegisters + kFeedRegisters <= 3 * 168, "registers of the block");
+
+// Of a chunk what the chains need.
+template <int kKeyDim>
+struct alignas(1024) ChainStage {
+  fp16_t k[kChunk * kKeyDim];
+  fp16_t t[kChunk * kChunk];
+  Gates gates;
+};
+
+template <int kKeyDim>
+struct alignas(1024) SegmentMemory {
+  ChainStage<kKeyDim> stage[kChainStages];        // 4 x 25 KB; chunk c in stage c % 4
+  uint16_t v[kChains][2][kChunk * kValueTile];    // of each chain, as in SharedMemory; 2 x 16 KB
+  float panel[kChains][64 * 64];                  // of each chain, for move_state; 2 x 16 KB
+  // Copied (one arrival and its bytes); read (an arrival from each warp of the chains that run).
+  uint64_t full[kChainStages], empty[kChainStages];
+  // V of a chain: an arrival of each thread that copied it; read, an arrival from each warp.
+  uint64_t v_ready[kChains][2], v_free[kChains][2];
+};
+
+static_assert(sizeof(SegmentMemory<128>) <= 227 * 1024, "shared memory of a block");
+
+// 64 columns of B or of A.
+struct Chain {
+  bool is_there, has_values;   // has_values: of B
+  int64_t column;
+};
+
+GDN_INLINE int64_t chain_blocks(const Dims& dims) { return ceil_div(dims.V / kValueTile + dims.K / kValueTile, kChains); }
+
+// The chain of a group: block i of a head takes chains i and i + blocks, those of B first.
+__device__ __forceinline__ Chain chain_of(const Dims& dims, const Segment& segment, int64_t block, int group) {
+  const int64_t idx = block + group * chain_blocks(dims), of_b = dims.V / kValueTile;
+  if (idx < of_b) return {true, true, idx * kValueTile};
+  const bool is_there = idx < of_b + dims.K / kValueTile && segment.idx > 0;   // no state comes into a first segment
+  return {is_there, false, (idx - of_b) * kValueTile};
+}
+
+// Place in the ring of stages: which, and the parity of its phase.
+struct ChainTurn {
+  int slot = 0, parity = 0;
+  __device__ __forceinline__ void advance() {
+    slot = slot + 1 < kChainStages ? slot + 1 : 0;
+    parity ^= slot == 0;
+  }
+};
+
+// V of a chunk from shared memory; without values it stays zero.
+template <class io_t, int kKeyDim>
+__device__ __forceinline__ void take_chain_values(bool has_values, int chunk, int group, int warp, int lane,
+                                                  SegmentMemory<kKeyDim>& smem, uint32_t (&v)[4][4], int (&of_v)[2]) {
+  if (!has_values) return;
+  const int half = chunk % 2;
+  wait_phase(smem.v_ready[group][half], chunk / 2 % 2);
+  read_values<io_t>(smem.v[group][half], warp, lane, v, of_v);
+  arrive(smem.v_free[group][half], lane);
+}
+
+// A chain through all chunks of a segment, at least one: the equations and the order of state.cuh.
+template <class io_t, int kKeyDim>
+__device__ __forceinline__ void run_chain(bool has_values, int num_chunks, int group, SegmentMemory<kKeyDim>& smem,
+                                          State<kKeyDim>& state) {
+  constexpr int kPanels = State<kKeyDim>::kPanels;
+  const int lane = ptx::opaque(static_cast<int>(threadIdx.x % 32));
+  const int warp = __shfl_sync(0xffffffffu, threadIdx.x % kGroupThreads / 32, 0);
+  ChainTurn turn;
+  uint32_t stored_v[4][4] = {}, largest[2] = {0, 0};
+  int of_v[2] = {-127, -127};
+  wait_phase(smem.full[0], 0);
+  take_chain_values<io_t>(has_values, 0, group, warp, lane, smem, stored_v, of_v);
+  rescale_state(of_v, state);   // its exponents may not be those that the chunks have
+#pragma unroll
+  for (int panel = 0; panel < kPanels - 1; ++panel) round_panel(panel, state, largest);
+  finish_operand(of_v, smem.stage[0].gates.decay[kChunk - 1], state, largest);
+#pragma unroll 1
+  for (int chunk = 0; chunk < num_chunks; ++chunk) {
+    const ChainStage<kKeyDim>& stage = smem.stage[turn.slot];
+    float sums[32], v[32];
+    uint32_t x[4][4];
+    float2 decay[8], to_end[8];
+    ptx::wgmma_fence();
+    issue_read(state, stage.k, sums);
+    wait_phase(smem.full[turn.slot], turn.parity);   // it is; no load moves up across the branch, between the products
+    read_factors(stage.gates.decay, lane, decay);
+    read_factors(stage.gates.to_end, lane, to_end);
+    scale_values<io_t>(stored_v, state, v);
+    hold(v);
+    ptx::wgmma_wait_group<0>();   // S^T k^T
+    hold(sums);
+    hold(state.operand);
+    subtract_prediction(decay, v, sums, x);
+    ptx::wgmma_fence();
+    issue_tokens(x, stage.t, sums);
+    ptx::wgmma_wait_group<0>();   // U^T
+    hold(sums);
+    hold(x);
+    scale_to_operand(to_end, sums, x);
+    ptx::wgmma_fence();
+    issue_write(x, stage.k, state);
+    const int slot = turn.slot;
+    turn.advance();
+    float next_decay = 1.0f;   // behind the last chunk S stays as it is
+    if (chunk + 1 < num_chunks) {
+      take_chain_values<io_t>(has_values, chunk + 1, group, warp, lane, smem, stored_v, of_v);
+      wait_phase(smem.full[turn.slot], turn.parity);
+      next_decay = smem.stage[turn.slot].gates.decay[kChunk - 1];
+    }
+    largest[0] = largest[1] = 0;
+    if constexpr (kPanels == 2) {   // the first panel is rounded while the second is under way
+      ptx::wgmma_wait_group<1>();
+      hold(state.s[0]);
+      round_panel(0, state, largest);
+    }
+    ptx::wgmma_wait_group<0>();   // S
+    hold(state.s[kPanels - 1]);
+    hold(x);
+    arrive(smem.empty[slot], lane);
+    finish_operand(of_v, next_decay, state, largest);
+  }
+}
+
+template <class io_t, int kKeyDim>
+__device__ __forceinline__ void carry_chain(const RuleParams& p, const Segment& segment, int64_t head, const Chain& chain,
+                                            int group, int num_chunks, SegmentMemory<kKeyDim>& smem) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x % kGroupThreads / 32;
+  const int row = static_cast<int>(chain.column) + 16 * warp + lane / 4, barrier = kStateBarrier + group;
+  float* const panel = smem.panel[group];
+  // The state, true values, to a [columns][kKeyDim] of the workspace.
+  auto write_columns = [&](float* gmem, State<kKeyDim>& from) {
+    move_state<false>(workspace_view<kKeyDim>(gmem), chain.column * kKeyDim, barrier, panel, from);
+  };
+  State<kKeyDim> state = {};
+  if (!chain.has_values) {
+#pragma unroll
+    for (int i = 0; i < kKeyDim / 2; ++i) {   // the identity
+      state.s[i / 32][i % 32] = 64 * (i / 32) + sum_column(lane, i % 32) == row + 8 * (i / 2 % 2) ? 1.0f : 0.0f;
+    }
+  } else if (segment.idx == 0) {
+    const int64_t slot = slot_of_row(p.slots, segment.n, p.initial_state.given() ? p.pool_in : p.pool_out);
+    const Place from = initial_place(p, segment.n, head, slot);
+    if (from.is_given) move_state<true>(from.view, from.first(chain.column), barrier, panel, state);
+    write_columns(start_of<kKeyDim>(p, segment.row, head), state);
+  }
+  run_chain<io_t>(chain.has_values, num_chunks, group, smem, state);
+  write_columns(chain.has_values ? start_of<kKeyDim>(p, segment.row + 1, head) : transition_of<kKeyDim>(p, segment.row, head),
+                state);
+}
+
+// Starts to copy V of a chunk to a chain, when that has read the one two chunks before.
+template <int kKeyDim>
+__device__ __forceinline__ void feed_values(int chunk, int length, int group, const Tokens& v, SegmentMemory<kKeyDim>& smem) {
+  const int half = chunk % 2;
+  wait_phase(smem.v_free[group][half], chunk / 2 % 2 ^ 1);
+  v.copy_in(chunk * kChunk, length, smem.v[group][half]);
+  ptx::cp_async_mbarrier_arrive(ptx::shared_address(&smem.v_ready[group][half]));
+}
+
+// Group 2: k, T, decays and V of all chunks.
+template <int kKeyDim>
+__device__ __forceinline__ void feed_chains(const RuleParams& p, const Segment& segment, const Span& span, int64_t head,
+                                            int64_t block, SegmentMemory<kKeyDim>& smem) {
+  const int thread = threadIdx.x % kGroupThreads;
+  const int64_t chunk_row = first_chunk_row(p, segment.n, span.first);
+  const int length = static_cast<int>(span.length), num_chunks = length / kChunk;
+  const Keys<kKeyDim>* keys = keys_of<kKeyDim>(p, chunk_row, key_head(head, p.dims.Hk, p.dims.Hv));
+  const Solved* solved = solved_of<kKeyDim>(p, chunk_row, head);
+  const Chain chains[kChains] = {chain_of(p.dims, segment, block, 0), chain_of(p.dims, segment, block, 1)};
+  auto values_of = [&](const Chain& chain) {
+    const int64_t column = chain.has_values ? chain.column + 8 * (thread % kLanesOfToken) : 0;
+    return Tokens{static_cast<uint16_t*>(p.v.data) + p.v.offset(span.batch, span.first, head, column), p.v.stride[1], thread};
+  };
+  const Tokens values[kChains] = {values_of(chains[0]), values_of(chains[1])};
+  ChainTurn turn;
+#pragma unroll 1
+  for (int chunk = 0; chunk < num_chunks; ++chunk) {
+    if (thread == 0) {
+      wait_phase(smem.empty[turn.slot], turn.parity ^ 1);
+      ChainStage<kKeyDim>& stage = smem.stage[turn.slot];
+      const uint32_t full = ptx::shared_address(&smem.full[turn.slot]);
+      ptx::mbarrier_arrive_expect_tx(full, sizeof(stage.k) + sizeof(stage.t) + sizeof(stage.gates));
+      ptx::bulk_copy_to_shared(ptx::shared_address(&stage.k), keys->k, sizeof(stage.k), full);
+      ptx::bulk_copy_to_shared(ptx::shared_address(&stage.t), solved->t, sizeof(stage.t), full);
+      ptx::bulk_copy_to_shared(ptx::shared_address(&stage.gates), &solved->gates, sizeof(stage.gates), full);
+    }
+    __syncwarp();
+    keys += p.dims.Hk;
+    solved += p.dims.Hv;
+    turn.advance();
+#pragma unroll
+    for (int group = 0; group < kChains; ++group) {
+      if (chains[group].has_values) feed_values(chunk, length, group, values[group], smem);
+    }
+  }
+}
+
+template <int kKeyDim>
+__device__ __forceinline__ void init_chain_barriers(int num_chains, SegmentMemory<kKeyDim>& smem) {
+  for (int i = 0; i < kChainStages; ++i) {
+    ptx::mbarrier_init(ptx::shared_address(&smem.full[i]), 1);
+    ptx::mbarrier_init(ptx::shared_address(&smem.empty[i]), 4 * num_chains);
+  }
+  for (int i = 0; i < 2 * kChains; ++i) {
+    ptx::mbarrier_init(ptx::shared_address(&smem.v_ready[i / 2][i % 2]), kGroupThreads);
+    ptx::mbarrier_init(ptx::shared_address(&smem.v_free[i / 2][i % 2]), 4);
+  }
+  ptx::fence_mbarrier_init();
+}
+
+// Whether anybody asks what the segment does to the state.
+__device__ __forceinline__ bool is_asked_for(const RuleParams& p, const Segment& segment) {
+  if (segment.n >= p.dims.N || segment.idx + 1 >= segment.count || !takes_row(p, segment.n)) return false;
+  return !p.slots.given() || slot_of_row(p.slots, segment.n, p.initial_state.given() ? p.pool_in : p.pool_out) >= 0;
+}
+
+template <class io_t, int kKeyDim>
+__global__ void __launch_bounds__(kSegmentThreads, 1) segment_kernel(const __grid_constant__ RuleParams p) {
+  if constexpr (!ptx::kHasWgmma) {
+    ptx::trap();   // the launcher does not choose this kernel for other targets
+  } else {
+    extern __shared__ __align__(1024) char smem_bytes[];
+    SegmentMemory<kKeyDim>& smem = *reinterpret_cast<SegmentMemory<kKeyDim>*>(smem_bytes);
+    ptx::griddepcontrol_launch_dependents();
+    const uint32_t blocks = static_cast<uint32_t>(chain_blocks(p.dims)), rest = blockIdx.x / blocks;
+    const uint32_t block = blockIdx.x - rest * blocks, heads = static_cast<uint32_t>(p.dims.Hv);
+    const Segment segment = find_segment(p, rest / heads);
+    const int64_t head = rest % heads;
+    const int num_chains = chain_of(p.dims, segment, block, 0).is_there + chain_of(p.dims, segment, block, 1).is_there;
+    if (threadIdx.x == 0) init_chain_barriers(num_chains, smem);
+    ptx::griddepcontrol_wait();   // for the preparation; in all blocks, so that the grid does not end before it
+    if (num_chains == 0 || !is_asked_for(p, segment)) return;
+    __syncthreads();
+    const Span span = segment_span(p, segment);
+    const int group = __shfl_sync(0xffffffffu, threadIdx.x / kGroupThreads, 0);
+    if (group < kChains) {
+      ptx::setmaxnreg_inc<kChainRegisters>();
+      const Chain chain = chain_of(p.dims, segment, block, group);
+      if (chain.is_there) carry_chain<io_t>(p, segment, head, chain, group, static_cast<int>(span.length / kChunk), smem);
+    } else {
+      ptx::setmaxnreg_dec<kFeedRegisters>();
+      feed_chains<kKeyDim>(p, segment, span, head, block, smem);
+    }
+  }
+}
+
+}  // namespace gdn::cuda::chunk_sm90

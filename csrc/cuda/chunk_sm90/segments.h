@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where rows and segments of rows are in a launch, and what is kept of them in the workspace behind the prepared chunks:
+//     starts       [segment rows][Hv][V][K] fp32    S^T at the start of each segment
+//     transitions  [segment rows][Hv][K][K] fp32    A^T of each segment: S at its end = A S + what it writes itself
+//     order        [N + 1] int32                    the rows of a ragged call, the longest first
+// With the two-level scan (params.segment_tokens > 0) a row is cut every so many tokens into segments. A segment row is the
+// place of a segment; as with chunk rows, ragged sequences start where there is room for those before whatever their lengths
+// are: row = first token / segment_tokens + sequence + segment.
+#pragma once
+
+#include "prepared.h"
+
+namespace gdn::cuda::chunk_sm90 {
+
+GDN_INLINE bool is_scanned(const RuleParams& p) { return p.segment_tokens > 0; }
+
+// Segments that end in so many tokens, by a division of 32 bits: one of 64 takes 150 instructions.
+GDN_INLINE int64_t whole_segments(const RuleParams& p, int64_t tokens) {
+  return static_cast<uint32_t>(tokens) / static_cast<uint32_t>(p.segment_tokens);
+}
+GDN_INLINE int64_t segments_of_length(const RuleParams& p, int64_t tokens) {
+  return whole_segments(p, tokens + p.segment_tokens - 1);
+}
+
+GDN_INLINE int64_t num_segment_rows(const RuleParams& p) {
+  return p.cu_seqlens.given() ? whole_segments(p, p.dims.T) + p.dims.N + 1 : p.dims.N * segments_of_length(p, p.dims.T);
+}
+
+GDN_INLINE int64_t first_segment_row(const RuleParams& p, int64_t n, int64_t first_token) {
+  return p.cu_seqlens.given() ? whole_segments(p, first_token) + n : n * segments_of_length(p, p.dims.T);
+}
+
+// Whether blocks take rows in the order of their lengths, and whether that order is in the workspace (few rows are compared
+// by each block).
+constexpr int64_t kRowsComparedByBlocks = 32;
+GDN_INLINE bool sorts_rows(const RuleParams& p) { return p.cu_seqlens.given() && p.dims.N > 1 && !is_scanned(p); }
+GDN_INLINE bool has_order(const RuleParams& p) { return sorts_rows(p) && num_rows(p) > kRowsComparedByBlocks; }
+
+template <int kKeyDim>
+GDN_INLINE float* start_of(const RuleParams& p, int64_t segment_row, int64_t head) {
+  float* const starts = reinterpret_cast<float*>(static_cast<char*>(p.workspace) + prepared_bytes<kKeyDim>(p));
+  return starts + (segment_row * p.dims.Hv + head) * p.dims.V * kKeyDim;
+}
+
+template <int kKeyDim>
+GDN_INLINE float* transition_of(const RuleParams& p, int64_t segment_row, int64_t head) {
+  return start_of<kKeyDim>(p, num_segment_rows(p), 0) + (segment_row * p.dims.Hv + head) * kKeyDim * kKeyDim;
+}
+
+template <int kKeyDim>
+GDN_INLINE int32_t* order_of(const RuleParams& p) {
+  return reinterpret_cast<int32_t*>(static_cast<char*>(p.workspace) + prepared_bytes<kKeyDim>(p));   // never beside segments
+}
+
+template <int kKeyDim>
+GDN_INLINE int64_t workspace_bytes(const RuleParams& p) {
+  int64_t bytes = prepared_bytes<kKeyDim>(p);
+  if (is_scanned(p)) {
+    bytes += num_segment_rows(p) * p.dims.Hv * (p.dims.V + kKeyDim) * kKeyDim * static_cast<int64_t>(sizeof(float));
+  }
+  if (has_order(p)) bytes += num_rows(p) * static_cast<int64_t>(sizeof(int32_t));
+  return bytes;
+}
+
+}  // namespace gdn::cuda::chunk_sm90

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+// The transfer group: all that goes between global and shared memory while the other two compute. Prepared chunks by bulk
+// copies, V by cp.async, o by ordinary stores. It is a group of its own because a fence to the tensor cores waits for all
+// that its thread has under way, stores to global memory too. Eight lanes move the 128 bytes of a token.
+#pragma once
+
+#include "../ptx/bulk.cuh"
+#include "../ptx/cp_async.cuh"
+#include "exchange.cuh"
+
+namespace gdn::cuda::chunk_sm90 {
+
+constexpr int kLanesOfToken = 8, kTokensAtOnce = kGroupThreads / kLanesOfToken;
+
+// Tokens of 64 columns of V or o, 16 bytes a thread.
+struct Tokens {
+  uint16_t* gmem;   // token 0 of the sequence, the thread's columns
+  int64_t stride;   // from token to token
+  int thread;       // of the group
+
+  __device__ __forceinline__ int token(int i) const { return i * kTokensAtOnce + thread / kLanesOfToken; }
+  __device__ __forceinline__ uint32_t smem_offset(int i) const {
+    return swizzled_offset<kChunk>(token(i), thread % kLanesOfToken);
+  }
+
+  // Starts to copy tokens first .. first + 63 to a tile; those from `length` on are zeros.
+  __device__ __forceinline__ void copy_in(int first, int length, uint16_t* smem_tile) const {
+#pragma unroll
+    for (int i = 0; i < kChunk / kTokensAtOnce; ++i) {
+      const int t = first + token(i);
+      ptx::cp_async_16(ptx::shared_address(smem_tile) + smem_offset(i), gmem + min(t, length - 1) * stride,
+                       t < length ? 16 : 0);
+    }
+  }
+  __device__ __forceinline__ void read(const uint16_t* smem_tile, Words<16> (&x)[kChunk / kTokensAtOnce]) const {
+#pragma unroll
+    for (int i = 0; i < kChunk / kTokensAtOnce; ++i) {
+      x[i] = *reinterpret_cast<const Words<16>*>(reinterpret_cast<const char*>(smem_tile) + smem_offset(i));
+    }
+  }
+  // Tokens from `length` on are left out.
+  __device__ __forceinline__ void write(int first, int length, const Words<16> (&x)[kChunk / kTokensAtOnce]) const {
+#pragma unroll
+    for (int i = 0; i < kChunk / kTokensAtOnce; ++i) {
+      const int t = first + token(i);
+      if (t < length) *reinterpret_cast<Words<16>*>(gmem + t * stride) = x[i];
+    }
+  }
+};
+
+// Starts to copy V of `chunk`; the state group has read what was in its place.
+template <int kKeyDim>
+__device__ __forceinline__ void bring_values(int chunk, int length, const Tokens& v, SharedMemory<kKeyDim>& smem) {
+  v.copy_in(chunk * kChunk, length, smem.v[chunk % 2]);
+  ptx::cp_async_mbarrier_arrive(ptx::shared_address(&smem.v_ready[chunk % 2]));
+}
+
+// Brings the chunks of the workspace to the stages. By one thread.
+template <int kKeyDim>
+struct Copier {
+  const Keys<kKeyDim>* keys;   // of the sequence's first chunk
+  const Solved* solved;
+  int64_t keys_stride, solved_stride;   // from chunk to chunk
+
+  // The next chunk, to stage `slot`, which nobody reads any more.
+  __device__ __forceinline__ void copy(int slot, SharedMemory<kKeyDim>& smem) {
+    Stage<kKeyDim>& stage = smem.stage[slot];
+    const uint32_t full = ptx::shared_address(&smem.full[slot]);
+    ptx::mbarrier_arrive_expect_tx(full, sizeof(Keys<kKeyDim>) + sizeof(Solved));
+    ptx::bulk_copy_to_shared(ptx::shared_address(&stage.keys), keys, sizeof(Keys<kKeyDim>), full);
+    ptx::bulk_copy_to_shared(ptx::shared_address(&stage.solved), solved, sizeof(Solved), full);
+    keys += keys_stride;
+    solved += solved_stride;
+  }
+};
+
+// The whole life of the transfer group.
+template <class out_t, int kKeyDim, class Observer>
+__device__ __forceinline__ void run_transfer(int length, const Tokens& v, const Tokens& out, Copier<kKeyDim>& copier,
+                                             SharedMemory<kKeyDim>& smem, const Observer& observer) {
+  const int lane = v.thread % 32;
+  const int num_chunks = (length + kChunk - 1) / kChunk;
+  const bool copies = v.thread == 0;
+  if (copies) {
+    for (int slot = 0; slot < min(num_chunks, kStages); ++slot) copier.copy(slot, smem);
+  }
+  __syncwarp();
+  for (int chunk = 0; chunk < min(num_chunks, 2); ++chunk) bring_values(chunk, length, v, smem);
+  wait_phase(smem.v_free[0], 0);
+  if (num_chunks > 2) bring_values(2, length, v, smem);
+  int before = kStages - 1;   // the stage of the chunk before
+#pragma unroll 1
+  for (int chunk = 0; chunk < num_chunks; ++chunk) {
+    observer.start(chunk, 2);
+    observer.phase(Phase::kStart);
+    if (chunk + 1 < num_chunks) wait_phase(smem.v_free[(chunk + 1) % 2], (chunk + 1) / 2 % 2);
+    observer.phase(Phase::kRead);
+    if (chunk + 3 < num_chunks) bring_values(chunk + 3, length, v, smem);
+    // The state group has read this chunk's keys, the output group is past the chunk before: its stage is free.
+    if (copies && chunk > 0 && chunk - 1 + kStages < num_chunks) copier.copy(before, smem);
+    __syncwarp();
+    before = before + 1 < kStages ? before + 1 : 0;
+    observer.phase(Phase::kX);
+    wait_phase(smem.o_ready, chunk % 2);
+    observer.phase(Phase::kNext);
+    if constexpr (sizeof(out_t) == 2) {
+      Words<16> x[kChunk / kTokensAtOnce];
+      out.read(smem.o, x);
+      arrive(smem.o_free, lane);
+      out.write(chunk * kChunk, length, x);
+    } else {
+      arrive(smem.o_free, lane);
+    }
+  }
+}
+
+}  // namespace gdn::cuda::chunk_sm90
