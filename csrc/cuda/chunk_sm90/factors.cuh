@@ -2,7 +2,7 @@
 // Factors of tokens from where the preparation put them (prepared.h, token_place) to the lanes that use them.
 #pragma once
 
-#include <cuda_runtime.h>
+#include "../ptx/arch.cuh"
 
 namespace gdn::cuda::chunk_sm90 {
 
