@@ -109,11 +109,15 @@ int bits() {
 
 // The call with rows cut every `segment_tokens` tokens, whatever that costs; 0: whole rows.
 void run_cut(RuleParams params, int segment_tokens) {
+#if defined(PRECISION)
+  run(params);   // nothing is cut there
+#else
   params.segment_tokens = segment_tokens;
   std::vector<char> bytes(workspace_bytes<128>(params) + 1024, '\xff');
   params.workspace = bytes.data() + (1024 - reinterpret_cast<uintptr_t>(bytes.data()) % 1024);
   const char* const error = params.q.dtype == DType::kBFloat16 ? launch_dtype<bf16_t>(params, nullptr) : launch_dtype<fp16_t>(params, nullptr);
   if (error) exit((printf("refused: %s\n", error), 2));
+#endif
 }
 
 int check(const std::string& wanted, int longest, int segment_tokens) {
