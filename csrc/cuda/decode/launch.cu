@@ -39,11 +39,25 @@ bool is_one_token(const RuleParams& params) {
   return params.dims.T == 1 && !params.cu_seqlens.given() && params.rows.min_length <= 1 && params.rows.max_length >= 1;
 }
 
+// How one token's grid overlaps its neighbours in the stream, by its state and how often its blocks fill the chip. The
+// fastest measured (NOTES.md).
 template <class Shape>
-const char* launch_shape_of_one(const RuleParams& params, void* stream) {
+Overlap pick_overlap(int64_t blocks, bool is_narrow) {
+  constexpr Overlap kNot = {false, false}, kAsks = {true, false}, kAsksAndOpens = {true, true};
+  constexpr bool kIsFp32 = sizeof(typename Shape::state_t) == 4;
+  constexpr int64_t kManyRounds = 6;
+  const int64_t places = int64_t{Shape::kBlocks} * num_multiprocessors();
+  if (is_narrow) return 2 * blocks <= places ? kAsksAndOpens : kNot;   // two grids side by side
+  const bool is_long = blocks >= kManyRounds * places;
+  if (kIsFp32) return Shape::kVFirst || is_long ? kAsks : kNot;
+  return Shape::kVFirst || is_long ? kNot : kAsksAndOpens;
+}
+
+template <class Shape>
+const char* launch_shape_of_one(const RuleParams& params, bool is_narrow, void* stream) {
   const int64_t blocks = num_rows(params) * params.dims.Hv * ceil_div(params.dims.V, Shape::kTile);
   return launch_early(decode_one<Shape>, blocks, Shape::kThreads, kBytesOfOne<Shape>, stream, call_of(params),
-                      cut_of<Shape>(params));
+                      cut_of<Shape>(params), pick_overlap<Shape>(blocks, is_narrow));
 }
 
 template <class Shape, class Keeps>
@@ -58,17 +72,17 @@ const char* launch_shape_of_many(const RuleParams& params, const Keeps& keeps, v
 template <class state_t, bool kVFirst, int kSteps>
 const char* launch_one(const RuleParams& params, bool is_narrow, void* stream) {
   if constexpr (sizeof(state_t) == 4 && kVFirst) {
-    if (is_narrow) return launch_shape_of_one<Shape<state_t, kVFirst, kSteps, 2, 4, 6>>(params, stream);
-    return launch_shape_of_one<Shape<state_t, kVFirst, kSteps, 4, 4, 4>>(params, stream);
+    if (is_narrow) return launch_shape_of_one<Shape<state_t, kVFirst, kSteps, 2, 4, 6>>(params, is_narrow, stream);
+    return launch_shape_of_one<Shape<state_t, kVFirst, kSteps, 4, 4, 4>>(params, is_narrow, stream);
   } else if constexpr (sizeof(state_t) == 4) {
-    if (is_narrow) return launch_shape_of_one<Shape<state_t, kVFirst, kSteps, 4, 2, 6>>(params, stream);
-    return launch_shape_of_one<Shape<state_t, kVFirst, kSteps, 8, 2, 4>>(params, stream);
+    if (is_narrow) return launch_shape_of_one<Shape<state_t, kVFirst, kSteps, 4, 2, 6>>(params, is_narrow, stream);
+    return launch_shape_of_one<Shape<state_t, kVFirst, kSteps, 8, 2, 4>>(params, is_narrow, stream);
   } else if constexpr (kVFirst) {
-    if (is_narrow) return launch_shape_of_one<Shape<state_t, kVFirst, kSteps, 2, 2, 6>>(params, stream);
-    return launch_shape_of_one<Shape<state_t, kVFirst, kSteps, 2, 4, 4>>(params, stream);
+    if (is_narrow) return launch_shape_of_one<Shape<state_t, kVFirst, kSteps, 2, 2, 6>>(params, is_narrow, stream);
+    return launch_shape_of_one<Shape<state_t, kVFirst, kSteps, 2, 4, 4>>(params, is_narrow, stream);
   } else {
-    if (is_narrow) return launch_shape_of_one<Shape<state_t, kVFirst, kSteps, 4, 1, 8>>(params, stream);
-    return launch_shape_of_one<Shape<state_t, kVFirst, kSteps, 4, 2, 4>>(params, stream);
+    if (is_narrow) return launch_shape_of_one<Shape<state_t, kVFirst, kSteps, 4, 1, 8>>(params, is_narrow, stream);
+    return launch_shape_of_one<Shape<state_t, kVFirst, kSteps, 4, 2, 4>>(params, is_narrow, stream);
   }
 }
 

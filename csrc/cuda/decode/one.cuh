@@ -78,12 +78,18 @@ __device__ __forceinline__ void write_packs(char* gmem, int line, int columns, c
   });
 }
 
+// What a grid and its neighbours in the stream do at the same time: whether it asks for its state while the one before it
+// still runs, whether the next one may start as soon as this one reads memory or only once its state is there.
+struct Overlap {
+  bool prefetches, opens_early;
+};
+
 template <class Shape>
 constexpr size_t kBytesOfOne = sizeof(float) * Shape::kWarps * 2 * Shape::kKeyDim;
 
 template <class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
-    decode_one(const __grid_constant__ Call call, const __grid_constant__ Cut cut) {
+    decode_one(const __grid_constant__ Call call, const __grid_constant__ Cut cut, const __grid_constant__ Overlap overlap) {
   extern __shared__ float4 smem_tokens[];   // k, q [kKeyDim]: a copy for each warp, 4 KB for four
   constexpr int kLeft = Shape::kLeft;
   const Work work = work_of_piece(cut, blockIdx.x, Shape::kTile);
@@ -92,16 +98,24 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   float* const smem_q = smem_k + Shape::kKeyDim;
   const int own = work.column + place.own_column();
   const bool answers = place.has_w() && place.is_first_copy();
-  if (!call.is_plain) ptx::griddepcontrol_wait();   // before any memory is read; else the addresses come first
-  int slot = call.in.data != nullptr ? work.n : -1, out_slot = call.state.data != nullptr ? work.n : -1;
-  if (!call.is_plain && !find_slots(call, work.n, slot, out_slot)) {
-    const float zeros[kLeft] = {};
-    write_own<Shape>(call, work, own, answers, zeros);
-    return;
-  }
-  char* const gmem_in = share_address<Shape>(call.in, slot, work, place);
   const int columns = call.V - work.column - place.first;
-  if (call.is_plain) ptx::griddepcontrol_wait();
+  // Before the wait no memory is read but slots, and they only as a hint.
+  int slot = call.in.data != nullptr ? work.n : -1, out_slot = call.state.data != nullptr ? work.n : -1;
+  if (overlap.prefetches && !call.is_plain && slot >= 0) {
+    slot = static_cast<int>(hinted_slot_of_row(call.slots, work.n, call.pool_in));
+  }
+  char* gmem_in = share_address<Shape>(call.in, slot, work, place);
+  if (overlap.prefetches && slot >= 0) prefetch_share<Shape>(call.in, gmem_in, columns);
+  ptx::griddepcontrol_wait();
+  if (overlap.opens_early) ptx::griddepcontrol_launch_dependents();
+  if (!call.is_plain) {
+    if (!find_slots(call, work.n, slot, out_slot)) {
+      const float zeros[kLeft] = {};
+      write_own<Shape>(call, work, own, answers, zeros);
+      return;
+    }
+    gmem_in = share_address<Shape>(call.in, slot, work, place);
+  }
 
   Packs<Shape> packs;
   TokenBits<Shape> token = {};
@@ -123,7 +137,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   float u[Shape::kColumns], w[Shape::kColumns], f[Shape::kColumns], left[kLeft], own_o[kLeft], own_f[kLeft];
   sum_packs<Shape>(smem_k, place, packs, u);
   sum_packs<Shape>(smem_q, place, packs, w);
-  ptx::griddepcontrol_launch_dependents();   // not before: the next grid's blocks would take this one's places
+  // On a full chip not before: the next grid's blocks would take the places of this one's.
+  if (!overlap.opens_early) ptx::griddepcontrol_launch_dependents();
   deal_sums<Shape>(place, u, w, left);
   finish_sums<Shape>(place, scalars, left, v, f, own_o, own_f);
   if (out_slot >= 0) {
