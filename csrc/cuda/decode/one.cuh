@@ -30,60 +30,6 @@ __device__ __forceinline__ void write_own(const Call& call, const Work& work, in
   }
 }
 
-// The sums of S * x over the lane's rows, of its columns; x [kKeyDim] in shared memory.
-template <class Shape>
-__device__ __forceinline__ void sum_packs(const float* smem_x, const Place<Shape>& place, const Packs<Shape>& packs,
-                                          float (&sum)[Shape::kColumns]) {
-  constexpr int kOwned = Shape::kOwned, kColumns = Shape::kColumns, kLoadsOfStep = Shape::kLoads / Shape::kSteps;
-  float part[kOwned][kColumns] = {};
-#pragma unroll
-  for (int j = 0; j < Shape::kSteps; ++j) {
-    float x[kOwned];
-    load_floats<kOwned>(smem_x + kResidues * j + kOwned * place.group, x);
-#pragma unroll
-    for (int n = 0; n < kLoadsOfStep; ++n) {
-      float s[Shape::kVector];
-      widen_vector<Shape>(packs, j * kLoadsOfStep + n, s);
-#pragma unroll
-      for (int e = 0; e < Shape::kVector; ++e) {
-        const int i = Shape::kVFirst ? e : n, c = Shape::kVFirst ? n : e;
-        part[i][c] = accumulate(s[e], x[i], part[i][c]);
-      }
-    }
-  }
-  sum_over_owned<Shape, kColumns>(part);
-#pragma unroll
-  for (int c = 0; c < kColumns; ++c) sum[c] = part[0][c];
-}
-
-// The state after the token, vector by vector.
-template <class Shape>
-__device__ __forceinline__ void write_packs(char* gmem, int line, int columns, const float* smem_k, const Place<Shape>& place,
-                                            const Packs<Shape>& packs, float alpha, const float (&f)[Shape::kColumns]) {
-  constexpr int kOwned = Shape::kOwned, kLoadsOfStep = Shape::kLoads / Shape::kSteps;
-  float k[Shape::kSteps][kOwned];
-#pragma unroll
-  for (int j = 0; j < Shape::kSteps; ++j) load_floats<kOwned>(smem_k + kResidues * j + kOwned * place.group, k[j]);
-  visit_vectors<Shape>(gmem, line, columns, [&](int idx, char* vector, bool inside) {
-    float s[Shape::kVector];
-    uint32_t word[4];
-    widen_vector<Shape>(packs, idx, s);
-#pragma unroll
-    for (int e = 0; e < Shape::kVector; ++e) {
-      const int i = Shape::kVFirst ? e : idx % kLoadsOfStep, c = Shape::kVFirst ? idx % kLoadsOfStep : e;
-      s[e] = write_state(alpha, k[idx / kLoadsOfStep][i], f[c], s[e]);
-    }
-    round_vector<Shape>(s, word);
-    if (inside) ptx::st_global_v4(vector, word);
-  });
-}
-
-// What a grid and its neighbours in the stream do at the same time: whether it asks for its state while the one before it
-// still runs, whether the next one may start as soon as this one reads memory or only once its state is there.
-struct Overlap {
-  bool prefetches, opens_early;
-};
-
 template <class Shape>
 constexpr size_t kBytesOfOne = sizeof(float) * Shape::kWarps * 2 * Shape::kKeyDim;
 
@@ -135,15 +81,15 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   for (int i = 0; i < kLeft; ++i) v[i] = widen_bits(v_bits[i], call.dtype);
   __syncwarp();   // k and q are there
   float u[Shape::kColumns], w[Shape::kColumns], f[Shape::kColumns], left[kLeft], own_o[kLeft], own_f[kLeft];
-  sum_packs<Shape>(smem_k, place, packs, u);
-  sum_packs<Shape>(smem_q, place, packs, w);
+  sum_packs<Shape>(smem_k, place.group, packs, u);
+  sum_packs<Shape>(smem_q, place.group, packs, w);
   // On a full chip not before: the next grid's blocks would take the places of this one's.
   if (!overlap.opens_early) ptx::griddepcontrol_launch_dependents();
   deal_sums<Shape>(place, u, w, left);
   finish_sums<Shape>(place, scalars, left, v, f, own_o, own_f);
   if (out_slot >= 0) {
-    write_packs<Shape>(share_address<Shape>(call.state, out_slot, work, place), call.state.line, columns, smem_k, place,
-                       packs, scalars.alpha, f);
+    write_packs<Shape>(share_address<Shape>(call.state, out_slot, work, place), call.state.line, columns, smem_k,
+                       place.group, packs, scalars.alpha, f);
   }
   write_own<Shape>(call, work, own, answers, own_o);
 }
