@@ -201,7 +201,7 @@ inline bool fits_decode(const RuleParams& p, const Sequence& s) {
 
 template <class T>
 void decode_segment(const RuleParams& p, const Segment& segment, const Sequence& sequence, const Segment& following,
-                    const Sequence& after, int64_t asked) {
+                    const Sequence& after) {
   const Dims& d = p.dims;
   const bool v_first = p.initial_state.stride[3] != 1;
   const int row_dim = v_first ? 3 : 2;
@@ -225,7 +225,6 @@ void decode_segment(const RuleParams& p, const Segment& segment, const Sequence&
       head.write = static_cast<T*>(p.state.data) + p.state.offset(sequence.write_slot, h, 0, column);
     }
     head.next = nullptr;
-    head.asked = unit == segment.first ? asked : 0;
     if (next_unit < segment.last) {
       head.next = state_at(sequence.read_slot, segment.hk, next_unit);
     } else if (after.read_slot >= 0) {
@@ -253,8 +252,7 @@ inline void zero_segment(const RuleParams& p, const Segment& segment, const Span
   }
 }
 
-// asked: lines of the segment's second head that have been asked for.
-inline void run_segment(const RuleParams& p, const Segment& segment, const Segment& following, int64_t asked = 0) {
+inline void run_segment(const RuleParams& p, const Segment& segment, const Segment& following) {
   const Sequence sequence = sequence_at(p, segment.n);
   if (sequence.is_padding) return zero_segment(p, segment, sequence.span);
   if (fits_decode(p, sequence)) {
@@ -262,7 +260,7 @@ inline void run_segment(const RuleParams& p, const Segment& segment, const Segme
     Sequence after{{}, -1, -1, true};
     if (following.first != following.last) after = sequence_at(p, following.n);
     dispatch_dtype(p.initial_state.dtype, [&](auto tag) {
-      decode_segment<decltype(tag)>(p, segment, sequence, following, after, asked);
+      decode_segment<decltype(tag)>(p, segment, sequence, following, after);
     });
     return;
   }

@@ -6,9 +6,6 @@
 //     g, beta   the gates                                                so it alone reads and rewrites their windows)
 //     o         the rule, in fp32                                       (gated_delta_rule.h: asks for the next unit's state)
 //     out       the gated norm
-//
-// The rule asks for the state that comes next while it computes one; the other pieces ask for some of the one after that, so
-// that memory does not rest while they compute.
 #pragma once
 
 #include <utility>
@@ -34,19 +31,6 @@ struct StepBuffers {
 struct StepUnit {
   int64_t n, hk, slot, first, heads;
 };
-
-constexpr int64_t kLinesOfHead = 32;    // of a state, asked for beside a head's channels of the convolution, or its norm
-
-// The lines of value head u.first + member.
-inline Ahead state_ahead(const StepParams& p, const StepUnit& u, int64_t member) {
-  if (u.slot < 0 || member >= u.heads || p.dims.T != 1) return {};
-  const int64_t* const stride = p.state.stride;
-  const bool v_first = stride[3] != 1;
-  const int64_t offset = p.state.offset(u.slot, u.hk * p.group() + u.first + member), K = p.dims.K, V = p.dims.V;
-  const char* const state = static_cast<const char*>(p.state.data) + offset * dtype_size(p.state.dtype);
-  return Ahead(state, stride[v_first ? 3 : 2] * dtype_size(p.state.dtype), (v_first ? K : V) * dtype_size(p.state.dtype),
-               v_first ? V : K);
-}
 
 inline View buffer_view(void* data, DType dtype, int64_t token, int64_t head) { return {data, dtype, {0, token, head, 1}}; }
 
@@ -80,25 +64,8 @@ inline void step_gates(const StepParams& p, const StepUnit& u, StepBuffers& buff
   gated_delta_gates_range(gates, 0, p.dims.T);
 }
 
-// Windows and weights of the convolution and rows of the projections that a unit reads: asked for before the rule of the one
-// before it, whose states push all else out of the caches.
-inline void ask_for_unit(const StepParams& p, const StepUnit& u) {
-  const Dims& d = p.dims;
-  const auto ask = [&](const View& x, int64_t row, int64_t channel, int64_t count) {
-    if (x.stride[3] == 1) prefetch_row(x, row, count);
-    if (is_dense(p.conv_weight, 0, p.width)) prefetch_row(p.conv_weight, p.conv_weight.offset(channel), count * p.width);
-    if (is_dense(p.conv_state, 1, p.window)) prefetch_row(p.conv_state, p.conv_state.offset(u.slot, channel), count * p.window);
-  };
-  ask(p.q, p.q.offset(u.n, 0, u.hk), p.q_channel(u.hk), d.K);
-  ask(p.k, p.k.offset(u.n, 0, u.hk), p.k_channel(u.hk), d.K);
-  for (int64_t m = 0; m < p.group(); ++m) {
-    ask(p.v.view, p.v.offset(u.n, 0, u.hk, m), p.v_channel(u.hk * p.group() + m), d.V);
-    if (p.z.view.stride[3] == 1) prefetch_row(p.z.view, p.z.offset(u.n, 0, u.hk, m), d.V);
-  }
-}
-
-// next: the unit after this one, or with heads = 0: none. asked: lines of the second head that have been asked for.
-inline void step_rule(const StepParams& p, const StepUnit& u, const StepUnit& next, int64_t asked, StepBuffers& buffers) {
+// next: the unit after this one, or with heads = 0: none.
+inline void step_rule(const StepParams& p, const StepUnit& u, const StepUnit& next, StepBuffers& buffers) {
   const Dims& d = p.dims;
   const int64_t h = u.hk * p.group() + u.first, row = u.heads * d.V, per_head = tiles_per_head(d);
   RuleParams rule{};
@@ -115,10 +82,10 @@ inline void step_rule(const StepParams& p, const StepUnit& u, const StepUnit& ne
   rule.scale = p.scale;
   rule.use_qk_l2norm = true;
   const int64_t ahead = (next.hk * p.group() + next.first - h) * per_head;   // of this unit's first tile
-  run_segment(rule, {0, u.n, 0, u.heads * per_head}, {0, next.n, ahead, ahead + next.heads * per_head}, asked);
+  run_segment(rule, {0, u.n, 0, u.heads * per_head}, {0, next.n, ahead, ahead + next.heads * per_head});
 }
 
-inline void step_norm(const StepParams& p, const StepUnit& u, StepBuffers& buffers, Ahead& ahead) {
+inline void step_norm(const StepParams& p, const StepUnit& u, StepBuffers& buffers) {
   const Dims& d = p.dims;
   NormParams norm{1, d.T, u.heads, d.V, d.V, {}, {}, {}, p.norm_weight, p.eps, p.use_silu, p.norm_before_gate};
   norm.x = buffer_view(buffers.o, DType::kFloat32, u.heads * d.V, d.V);
@@ -127,10 +94,7 @@ inline void step_norm(const StepParams& p, const StepUnit& u, StepBuffers& buffe
     to->stride[2] = from->member;
   }
   for (int64_t t = 0; t < d.T; ++t) {
-    for (int64_t m = 0; m < u.heads; ++m) {
-      ahead.ask(kLinesOfHead);
-      norm_group(norm, 0, t, m, 0);
-    }
+    for (int64_t m = 0; m < u.heads; ++m) norm_group(norm, 0, t, m, 0);
   }
 }
 
@@ -152,38 +116,28 @@ inline StepUnit step_unit(const StepParams& p, int64_t unit) {
 inline void gated_delta_step_range(const StepParams& p, int64_t begin, int64_t end) {
   const Dims& d = p.dims;
   StepBuffers buffers;
-  Ahead ahead = state_ahead(p, step_unit(p, begin), 0);   // after the first rule: of the second head that comes next
-  int64_t lines = 0;                                      // of that head
   for (int64_t unit = begin; unit < end; ++unit) {
     StepUnit u = step_unit(p, unit);
     if (u.slot < 0) {
       zero_step_outputs(p, u);
       continue;
     }
-    const auto convolve = [&](const View& x, int64_t channel, int64_t count, void* to, int64_t row) {
-      ahead.ask(kLinesOfHead);
-      step_conv(p, u, x, channel, count, to, row);
-    };
-    convolve(p.q.from(p.q.offset(u.n, 0, u.hk)), p.q_channel(u.hk), d.K, buffers.q, d.K);
-    convolve(p.k.from(p.k.offset(u.n, 0, u.hk)), p.k_channel(u.hk), d.K, buffers.k, d.K);
+    step_conv(p, u, p.q.from(p.q.offset(u.n, 0, u.hk)), p.q_channel(u.hk), d.K, buffers.q, d.K);
+    step_conv(p, u, p.k.from(p.k.offset(u.n, 0, u.hk)), p.k_channel(u.hk), d.K, buffers.k, d.K);
     const int64_t at_once = smaller(kStepHeads, kStepElements / (d.T * d.V));
     for (u.first = 0; u.first < p.group(); u.first += at_once) {
       u.heads = smaller(at_once, p.group() - u.first);
       for (int64_t m = 0; m < u.heads; ++m) {
         const View v = p.v.view.from(p.v.offset(u.n, 0, u.hk, u.first + m));
         char* const to = reinterpret_cast<char*>(buffers.v) + m * d.V * dtype_size(v.dtype);
-        convolve(v, p.v_channel(u.hk * p.group() + u.first + m), d.V, to, u.heads * d.V);
+        step_conv(p, u, v, p.v_channel(u.hk * p.group() + u.first + m), d.V, to, u.heads * d.V);
       }
       StepUnit next = u;
       next.first += u.heads;
-      next.heads = smaller(at_once, p.group() - next.first);
-      if (next.heads == 0) next = unit + 1 < end ? step_unit(p, unit + 1) : StepUnit{u.n, u.hk, -1, u.first, 0};
+      if (next.first == p.group()) next = unit + 1 < end ? step_unit(p, unit + 1) : StepUnit{u.n, u.hk, -1, u.first, 0};
       step_gates(p, u, buffers);
-      if (next.first == 0 && next.slot >= 0) ask_for_unit(p, next);
-      step_rule(p, u, next, lines > 0 ? lines - ahead.left : 0, buffers);
-      ahead = state_ahead(p, next, 1);
-      lines = ahead.left;
-      step_norm(p, u, buffers, ahead);
+      step_rule(p, u, next, buffers);
+      step_norm(p, u, buffers);
     }
   }
 }

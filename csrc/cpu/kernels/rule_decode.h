@@ -22,7 +22,6 @@ struct DecodeHead {
   const T* read;
   T* write;                       // nullptr: the new state is dropped
   const T* next;                  // the state that comes after this one, or nullptr: nothing to ask for
-  int64_t asked;                  // lines of it that have been asked for
   int64_t read_stride, write_stride;   // between rows (K-first) or columns (V-first)
   int columns;
   const float* k;
@@ -32,41 +31,28 @@ struct DecodeHead {
   float* o;                       // [columns]
 };
 
-constexpr int64_t kLineBytes = 64;
+template <class T>
+constexpr int kLineElements = 64 / static_cast<int>(sizeof(T));
 
-// The lines of a state that comes later, in the order of memory (a strided walk costs a fifth of the speed): `runs` of `bytes`
-// side by side, `stride` bytes apart.
+// Walks over the next state's lines in the order of memory (a strided walk costs a fifth of the speed).
+template <class T>
 struct Ahead {
-  const char* run = nullptr;      // nullptr: nothing to ask for
-  int64_t stride = 0, bytes = 0, at = 0, left = 0;
+  const T* row;                   // nullptr: nothing to ask for
+  int64_t stride;
+  int columns, column;
 
-  Ahead() = default;
-  template <class T>
-  GDN_INLINE Ahead(const T* state, int64_t stride_elements, int64_t elements, int64_t runs)
-      : run(reinterpret_cast<const char*>(state)),
-        stride(stride_elements * static_cast<int64_t>(sizeof(T))),
-        bytes(elements * static_cast<int64_t>(sizeof(T))),
-        left(state == nullptr ? 0 : runs * ceil_div(bytes, kLineBytes)) {}
-  GDN_INLINE void ask(int64_t lines) {
-    left -= lines = smaller(lines, left);
-    while (lines > 0) {           // run by run
-      const int64_t of_run = smaller(lines, ceil_div(bytes - at, kLineBytes));
-      for (int64_t i = 0; i < of_run; ++i) prefetch(run + at + i * kLineBytes);
-      lines -= of_run;
-      at += of_run * kLineBytes;
-      if (at >= bytes) {
-        at = 0;
-        run += stride;
+  GDN_INLINE explicit Ahead(const DecodeHead<T>& head)
+      : row(head.next), stride(head.read_stride), columns(head.columns), column(0) {}
+  GDN_INLINE void ask(int lines) {
+    if (row == nullptr) return;
+    for (; lines > 0; --lines) {
+      prefetch(row + column);
+      column += kLineElements<T>;
+      if (column >= columns) {
+        column = 0;
+        row += stride;
       }
     }
-  }
-  // Leaves out lines that have been asked for.
-  GDN_INLINE void skip(int64_t lines) {
-    if (left == 0) return;
-    const int64_t of_run = ceil_div(bytes, kLineBytes);
-    left -= lines = smaller(lines, left);
-    run += lines / of_run * stride;
-    at = lines % of_run * kLineBytes;
   }
 };
 
@@ -100,15 +86,13 @@ GDN_INLINE TileSums read_quad(const T* rows, int64_t stride, const float* k, con
 
 template <class T, int kBlocks>
 void decode_k_first(DecodeHead<T> head) {
-  constexpr int kRows = kBlocks * kResidues;
-  Ahead ahead(head.next, head.read_stride, head.columns, kRows);
-  ahead.skip(head.asked);
-  const int64_t portion = ceil_div(ahead.left, kQuads * (head.columns / kTileColumns) + kRows / 2);   // over both sweeps
+  constexpr int kRows = kBlocks * kResidues, kLinesPerTile = kRows / 2 / kQuads * kTileColumns / kLineElements<T>;
+  Ahead<T> ahead(head);           // half of the lines in each sweep
   TileSums quads[kMaxHeadDim / kTileColumns][kQuads];
   for (int quad = 0; quad < kQuads; ++quad) {
     const int r = 4 * quad;
     for (int c = 0; c < head.columns; c += kTileColumns) {
-      ahead.ask(portion);
+      ahead.ask(kLinesPerTile);
       quads[c / kTileColumns][quad] =
           read_quad<T, kBlocks>(head.read + r * head.read_stride + c, head.read_stride, head.k + r, head.q + r);
     }
@@ -129,7 +113,7 @@ void decode_k_first(DecodeHead<T> head) {
     const T* from = head.read + i * head.read_stride;
     T* to = head.write + i * head.write_stride;
     const Pack key = broadcast(head.k[i]);
-    if (i % 2 == 0) ahead.ask(portion);
+    if (i % 2 == 0) ahead.ask(static_cast<int>(ceil_div(head.columns, kLineElements<T>)));
     for (int c = 0; c < head.columns; c += kTileColumns) {
 #pragma GCC unroll 4
       for (int pack = 0; pack < kTilePacks; ++pack) {
@@ -143,9 +127,6 @@ void decode_k_first(DecodeHead<T> head) {
 template <class T, int kBlocks>
 void decode_v_first(DecodeHead<T> head) {
   const StepPacks packs(head.step);
-  Ahead ahead(head.next, head.read_stride, kBlocks * kResidues, head.columns);
-  ahead.skip(head.asked);
-  const int64_t portion = ceil_div(ahead.left, head.columns);
   for (int c = 0; c < head.columns; c += kWidth) {
     Pack u_columns[kWidth], w_columns[kWidth];   // kWidth residue sums of each column, the tree's inner levels done
     for (int i = 0; i < kWidth; ++i) {
@@ -161,7 +142,10 @@ void decode_v_first(DecodeHead<T> head) {
       }
       u_columns[i] = tree_to_pack(u);
       w_columns[i] = tree_to_pack(w);
-      ahead.ask(portion);
+      if (head.next != nullptr) {
+        const T* next_column = head.next + (c + i) * head.read_stride;
+        for (int j = 0; j < kBlocks * kResidues; j += kLineElements<T>) prefetch(next_column + j);
+      }
     }
     alignas(64) float f[kWidth];
     const Pack factor = packs.factor(tree_to_pack(u_columns), load(head.v + c));
