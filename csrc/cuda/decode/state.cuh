@@ -2,6 +2,7 @@
 // A lane's share of the state between memory and registers: 16 bytes an access, all loads in flight at once.
 #pragma once
 
+#include "../ptx/cp_async.cuh"
 #include "../ptx/ld_st.cuh"
 #include "../tile/pack.cuh"
 #include "config.cuh"
@@ -21,9 +22,9 @@ struct Fragment {
   float s[Shape::kSteps][Shape::kOwned][Shape::kColumns];
 };
 
-// Where the share's first vector lies.
-template <class Shape>
-__device__ __forceinline__ char* share_address(const StateRows& state, int slot, const Work& work, const Place<Shape>& place) {
+// Where the share's first vector lies. place: the Shape's.
+template <class Shape, class PlaceOf>
+__device__ __forceinline__ char* share_address(const StateRows& state, int slot, const Work& work, const PlaceOf& place) {
   const int column = work.column + place.first, row = Shape::kOwned * place.group;
   return state.data + wide(slot, state.slot) + wide(work.head, state.head) + wide(Shape::kVFirst ? column : row, state.line) +
          (Shape::kVFirst ? row : column) * static_cast<int>(sizeof(typename Shape::state_t));
@@ -54,6 +55,18 @@ __device__ __forceinline__ void visit_vectors(char* gmem, int line, int columns,
       }
     }
   }
+}
+
+// Asks for the lines of a share on their way to the L2, each by the first of the lanes that lie on it side by side.
+template <class Shape>
+__device__ __forceinline__ void prefetch_share(const StateRows& state, char* gmem, int columns) {
+  constexpr int kLine = 128, kOnLine = kLine / 16;
+  constexpr int kSide = Shape::kVFirst ? Shape::kGroups : (Shape::kColumnLanes < kOnLine ? Shape::kColumnLanes : kOnLine);
+  if (threadIdx.x % kSide != 0) return;
+  visit_vectors<Shape>(gmem, state.line, columns, [&](int idx, const char* vector, bool inside) {
+    const bool is_in_line_before = Shape::kVFirst && idx / Shape::kColumns * kSide * 16 % kLine != 0;
+    if (inside && !is_in_line_before) ptx::prefetch_l2(vector);
+  });
 }
 
 // Issues the loads of a share, with the hint that it is not read again or without. Outside the columns: zeros.
