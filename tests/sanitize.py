@@ -56,6 +56,9 @@ def run_chunk(kernel, torch, smaller):
         for out in (torch.empty_like(v), torch.empty_like(v, dtype=torch.float32)):
             options = {"use_qk_l2norm": True, "mode": "chunk", "out": out}
             kernel.gated_delta_rule(q, k, v, g, beta, pool, slots=slots, **options)
+            kernel.gated_delta_rule(q, k, v, g, beta, pool, slots=slots, precision="high", **options)
+        kept = torch.empty(8, 2, 128, 128, device="cuda")  # the mma.sync kernel at normal precision
+        kernel.gated_delta_rule(q, k, v, g, beta, pool, slots=slots, checkpoint_every=64, checkpoints=kept, **options)
         slots = torch.tensor([3, 0, -1, 1], device="cuda")
         cu_seqlens = torch.tensor([1, 4, 131, 200, 290], device="cuda", dtype=torch.int32)
         row = [x[:1] for x in (q, k, v, g, beta)]

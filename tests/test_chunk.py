@@ -384,8 +384,8 @@ def spread(part, extra):
 NOT_TAKEN = {
     "fp32": (TENSOR_CORES, lambda x: x.map(torch.Tensor.float)),
     "K=96": (Shape(1, 2, 96, 128), None),
-    "V=32": (Shape(1, 2, 128, 32), None),
-    "V=96": (Shape(1, 2, 128, 96), None),
+    "V=24": (Shape(1, 2, 128, 24), None),
+    "V=72": (Shape(1, 2, 128, 72), None),
     "q-address": (TENSOR_CORES, lambda x: x._replace(q=shifted(x.q, 1))),
     "k-stride": (TENSOR_CORES, lambda x: x._replace(k=spread(x.k, 4))),
     "v-dim": (TENSOR_CORES, lambda x: x._replace(v=x.v.transpose(2, 3).contiguous().transpose(2, 3))),

@@ -87,16 +87,17 @@ def test_ragged_rows_slots_and_fresh_states(kernel, device, state_dtype, layout)
     assert_zero(state[0], "a fresh state without tokens")
 
 
+# the second: more blocks than a GPU holds at once, many times over
+@pytest.mark.parametrize("shape, rows", ((Shape(1, 2, 128, 64), 300), (Shape(1, 8, 64, 128), 700)), ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("state_dtype", DTYPES, ids=short)
-def test_wide_tiles_hold_the_same_bits(kernel, device, state_dtype, layout):
+def test_wide_tiles_hold_the_same_bits(kernel, device, state_dtype, layout, shape, rows):
     """Hundreds of rows are cut into wider tiles than one"""
-    shape = Shape(1, 2, 128, 64)
-    x = rule_inputs(300, 1, shape, dtype=torch.bfloat16, device=device)
-    state = rule_state(300, shape, dtype=state_dtype, layout=layout, device=device)
+    x = rule_inputs(rows, 1, shape, dtype=torch.bfloat16, device=device)
+    state = rule_state(rows, shape, dtype=state_dtype, layout=layout, device=device)
     before = state.clone()
     out = run(kernel, x, state)
-    for n in (0, 77, 299):
+    for n in (0, 77, rows - 1):
         alone = before[n : n + 1].clone()
         assert_same(run(kernel, x.rows(slice(n, n + 1)), alone), out[n : n + 1], f"output of row {n}")
         assert_same(alone, state[n : n + 1], f"state of row {n}")
@@ -117,11 +118,34 @@ def test_steps_of_any_size_are_one_call(kernel, device, layout):
     assert_same(state, whole_state, "state")
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("state_dtype", DTYPES, ids=short)
-def test_slot_written_is_not_the_slot_read(kernel, device, state_dtype):
+def test_padding_and_fresh_states_of_one_token(kernel, device, state_dtype, shape, layout):
+    """A padding row is zeros and writes nothing; a dirty slot is not read"""
+    slots, flags = [4, -1, 1, 9, 0], [1, 1, 0, 1, 1]
+    x = rule_inputs(5, 1, shape, dtype=torch.bfloat16, device=device)
+    pool = rule_state(6, shape, dtype=state_dtype, layout=layout, device=device)
+    fresh = rule_state(5, shape, dtype=state_dtype, layout=layout, device=device)
+    fresh.copy_(pool[[4, 0, 1, 0, 0]])
+    fresh[2] = 0
+    pool[1] = float("nan")
+    before = pool.clone()
+    expected = run(kernel, x, fresh)
+    out = run(kernel, x, pool, slots=torch.tensor(slots, device=device),
+              has_initial_state=torch.tensor(flags, dtype=torch.bool, device=device))  # fmt: skip
+    assert_same(out[[0, 2, 4]], expected[[0, 2, 4]], "output")
+    assert_zero(out[[1, 3]], "output of padding")
+    assert_same(pool[[4, 1, 0]], fresh[[0, 2, 4]], "states")
+    assert_same(pool[[2, 3, 5]], before[[2, 3, 5]], "other slots")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("state_dtype", DTYPES, ids=short)
+def test_slot_written_is_not_the_slot_read(kernel, device, state_dtype, layout):
     shape, slots, out_slots = Shape(1, 2, 128, 128), [2, 0, 5], [1, 4, -1]
     x = rule_inputs(3, 1, shape, dtype=torch.bfloat16, device=device)
-    pool = rule_state(6, shape, dtype=state_dtype, layout="V-first", device=device)
+    pool = rule_state(6, shape, dtype=state_dtype, layout=layout, device=device)
     before, expected = pool.clone(), pool[slots].clone()
     indices = [torch.tensor(index, device=device) for index in (slots, out_slots)]
     out = run(kernel, x, pool, slots=indices[0], out_slots=indices[1])

@@ -218,7 +218,7 @@ RULE = [
     *(("state", fault) for fault in (*STATES, overlapping)),
     *(("out", fault) for fault in (flat, double, integer, as_list, one_short(0), one_short(1), one_short(2),
                                    one_short(3), one_more(1), overlapping)),
-    ("mode", value("fast")), ("precision", value("fp32")), ("precision", value("high")), ("scan", value("on")),
+    ("mode", value("fast")), ("precision", value("fp32")), ("scan", value("on")),
     ("gate_domain", value("decay")), ("scale", value("1")), ("scale", value([1.0])),
     ("slots", value(torch.zeros(3))), ("slots", value(torch.zeros(3, 1, dtype=torch.long))),
     ("cu_seqlens", value(torch.tensor([0, 5]))),

@@ -58,6 +58,8 @@ CUDA_RUNTIME_HEADER = re.compile(
     r"cuda(_runtime.*|_runtime_api|)\.h|cooperative_groups.*|cuda/.*|cub/.*|thrust/.*|mma\.h"
 )
 INTRINSICS_HEADER = re.compile(r"(\w*intrin|arm_\w+)\.h")
+# folders whose kernels are built from the parts of another's
+BUILT_ON = {"csrc/cuda/chunk_sm90/": ("csrc/cuda/chunk_mma/",)}
 MOST_LINES_OF_A_FILE = 600
 MOST_LINES_OF_A_FUNCTION = 80
 
@@ -84,7 +86,8 @@ def wrong_includes(root: Path) -> list[str]:
             if target.endswith("cuda/launch.cuh") and not path.endswith(".cu"):
                 wrong.append(f"{path} includes {target}, which is for launchers, in .cu files")
             kernel_folder = re.match(r"csrc/cuda/\w+/", target)
-            if room(target) == "kernel" and kernel_folder and not path.startswith(kernel_folder[0]):
+            own = (kernel_folder[0], *BUILT_ON.get(kernel_folder[0], ())) if kernel_folder else ()
+            if room(target) == "kernel" and own and not path.startswith(own):
                 wrong.append(f"{path} includes {target}, which is private to its kernel")
         for name in system_includes(path, root):
             if TORCH_HEADER.match(name) and room(path) not in ("api", "declarations", "binding"):

@@ -34,6 +34,11 @@ GDN_INLINE int64_t slot_of_row(const IndexView& slots, int64_t n, int64_t pool_s
   return slot_or_padding(slots.given() ? slots.at(n) : n, pool_size);
 }
 
+// The same while somebody may still be writing the slots: may be an old one, never one outside the pool.
+GDN_INLINE int64_t hinted_slot_of_row(const IndexView& slots, int64_t n, int64_t pool_size) {
+  return slot_or_padding(slots.given() ? slots.peek(n) : n, pool_size);
+}
+
 // 2-D index tensor, any strides: entry (i, j).
 struct TableView {
   IndexView index;

@@ -2,10 +2,11 @@
 // gated_delta_rule on a GPU: which kernel computes which rows.
 //     recurrent   exact, all of them: the decode kernel where the rows are short on average, else the recurrence; the
 //                 two agree bit for bit
-//     chunk       the chunk kernel, all of them
+//     chunk       a chunk kernel, all of them: Hopper's where it takes the call, else that by mma.sync, which alone has high
+//                 precision
 //     auto        each row by its own length, so that its bits do not depend on its batch: kFewestChunkTokens and more by
-//                 the chunk kernel, shorter ones exactly
-// A call that no chunk kernel takes (dtype, head dims, strides, device, high precision) is exact in every mode.
+//                 that chunk kernel, shorter ones exactly; of high precision kFewestHighTokens
+// A call that no chunk kernel takes (dtype, head dims, strides, device) is exact in every mode.
 #include "launch.cuh"
 #include "ops.h"
 #include "rule_kernels.h"
@@ -16,12 +17,26 @@ namespace {
 // The crossover of auto; the docstring of gated_delta_rule names it too, and a test holds the two together. One row of 16/48
 // heads on an H200: of 32 tokens 15.6 us by the recurrence and 16.4 by the chunk kernel, of 48 tokens 18.8 and 16.7.
 constexpr int64_t kFewestChunkTokens = 48;
+// The same of high precision: of 256 tokens 54 us by the chunk kernel and 56 by the recurrence.
+constexpr int64_t kFewestHighTokens = 256;
 
-// Whether the chunk kernel computes rows of this call.
-bool takes_chunks(const RuleParams& params) {
-  const bool has_long_rows = params.mode == RuleMode::kChunk || params.dims.T >= kFewestChunkTokens;
-  return params.mode != RuleMode::kRecurrent && has_long_rows && is_hopper() && chunk_sm90_supports(params) &&
-         !params.is_high_precision;
+int64_t fewest_chunk_tokens(const RuleParams& params) {
+  return params.is_high_precision ? kFewestHighTokens : kFewestChunkTokens;
+}
+
+enum class ChunkKernel { kNone, kHopper, kPortable };
+
+// Which chunk kernel computes rows of this call.
+ChunkKernel pick(const RuleParams& params) {
+  const bool has_long_rows = params.mode == RuleMode::kChunk || params.dims.T >= fewest_chunk_tokens(params);
+  if (params.mode == RuleMode::kRecurrent || !has_long_rows) return ChunkKernel::kNone;
+  if (is_hopper() && !params.is_high_precision && chunk_sm90_supports(params)) return ChunkKernel::kHopper;
+  return chunk_mma_supports(params) ? ChunkKernel::kPortable : ChunkKernel::kNone;
+}
+
+const char* launch_chunks(ChunkKernel kernel, const RuleParams& params, void* stream) {
+  return kernel == ChunkKernel::kHopper ? chunk_sm90_gated_delta_rule(params, stream)
+                                        : chunk_mma_gated_delta_rule(params, stream);
 }
 
 const char* launch_exact(const RuleParams& params, void* stream) {
@@ -29,23 +44,27 @@ const char* launch_exact(const RuleParams& params, void* stream) {
 }
 
 // Lengths on the device: both kernels, each leaves the other's rows alone.
-const char* launch_both(RuleParams params, void* stream) {
-  params.rows = {kFewestChunkTokens, INT64_MAX};
-  if (const char* error = chunk_sm90_gated_delta_rule(params, stream)) return error;
-  params.rows = {0, kFewestChunkTokens - 1};
+const char* launch_both(ChunkKernel kernel, RuleParams params, void* stream) {
+  const int64_t fewest = fewest_chunk_tokens(params);
+  params.rows = {fewest, INT64_MAX};
+  if (const char* error = launch_chunks(kernel, params, stream)) return error;
+  params.rows = {0, fewest - 1};
   return launch_exact(params, stream);
 }
 
 }  // namespace
 
 int64_t gated_delta_rule_workspace(const RuleParams& params) {
-  return takes_chunks(params) ? chunk_sm90_workspace_bytes(params) : 0;
+  const ChunkKernel kernel = pick(params);
+  if (kernel == ChunkKernel::kNone) return 0;
+  return kernel == ChunkKernel::kHopper ? chunk_sm90_workspace_bytes(params) : chunk_mma_workspace_bytes(params);
 }
 
 const char* gated_delta_rule(const RuleParams& params, void* stream) {
-  if (!takes_chunks(params)) return launch_exact(params, stream);
-  if (params.mode == RuleMode::kAuto && params.cu_seqlens.given()) return launch_both(params, stream);
-  return chunk_sm90_gated_delta_rule(params, stream);
+  const ChunkKernel kernel = pick(params);
+  if (kernel == ChunkKernel::kNone) return launch_exact(params, stream);
+  if (params.mode == RuleMode::kAuto && params.cu_seqlens.given()) return launch_both(kernel, params, stream);
+  return launch_chunks(kernel, params, stream);
 }
 
 }  // namespace gdn::cuda

@@ -26,4 +26,9 @@ int64_t chunk_sm90_workspace_bytes(const RuleParams& params);
 // Whether that kernel takes these dtypes, head dims and strides.
 bool chunk_sm90_supports(const RuleParams& params);
 
+// The same by mma.sync, at both precisions: compute capability 8.0 and later.
+const char* chunk_mma_gated_delta_rule(const RuleParams& params, void* stream);
+int64_t chunk_mma_workspace_bytes(const RuleParams& params);
+bool chunk_mma_supports(const RuleParams& params);
+
 }  // namespace gdn::cuda

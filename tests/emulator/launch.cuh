@@ -114,7 +114,11 @@ inline int num_multiprocessors() {
   return wanted ? std::atoi(wanted) : 132;
 }
 
-inline bool is_hopper() { return true; }
+// EMULATED_HOPPER=0: a GPU of another arch, for which kernels are chosen.
+inline bool is_hopper() {
+  const char* wanted = std::getenv("EMULATED_HOPPER");
+  return wanted == nullptr || std::atoi(wanted) != 0;
+}
 inline bool has_clusters() { return true; }
 
 template <class... Params, class... Args>

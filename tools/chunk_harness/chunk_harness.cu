@@ -2,7 +2,12 @@
 // Checks and times the Hopper chunk kernel. Run: chunk_harness [debug] [check [substring]] [bits] [scan] [time] [scantime] [rowtime]; no argument: all.
 // Exit 0 all good, 1 a check failed, 2 CUDA error, 3 watchdog (a launch took more than 5 s; its name is printed).
 
+#if defined(PRECISION)   // of the mma.sync kernel: 0 normal, 1 high
+#include "cuda/chunk_mma/launch.cu"
+#define VARIANT
+#else
 #include "cuda/chunk_sm90/launch.cu"
+#endif
 
 #include <unistd.h>
 
@@ -13,12 +18,35 @@
 #include <memory>
 #include <thread>
 
+#if defined(PRECISION)
+#include "cases.h"
+#else
 #include "watch.h"
+#endif
 
 using namespace gdn;
 using namespace gdn::cuda;
 using cases::Case;
 using cases::Problem;
+
+#if defined(PRECISION)
+constexpr bool kIsHigh = PRECISION == 1;
+using Prepared = std::conditional_t<kIsHigh, chunk_mma::HighSolved, chunk_mma::Solved>;
+static const char* compute(const RuleParams& r, void* stream) { return chunk_mma_gated_delta_rule(r, stream); }
+static int64_t bytes_of(const RuleParams& r) { return chunk_mma_workspace_bytes(r); }
+static const char* prepare(const RuleParams& r, void* stream) { return launch_prepare<bf16_t, 128, Prepared>(r, stream); }
+static const char* carry(const RuleParams& r, void* stream) { return launch_carry<bf16_t, bf16_t, 128, Prepared>(r, stream); }
+constexpr size_t kSharedBytes = sizeof(chunk_mma::SharedMemory<128, Prepared>);
+#else
+constexpr bool kIsHigh = false;
+static const char* compute(const RuleParams& r, void* stream) { return chunk_sm90_gated_delta_rule(r, stream); }
+static int64_t bytes_of(const RuleParams& r) { return chunk_sm90_workspace_bytes(r); }
+static const char* prepare(const RuleParams& r, void* stream) { return launch_prepare<bf16_t, 128>(r, stream); }
+static const char* carry(const RuleParams& r, void* stream) {
+  return launch(chunk_sm90::chunk_kernel<bf16_t, bf16_t, 128, NoObserver>, 2 * r.dims.N * r.dims.Hv, chunk_sm90::kThreads, sizeof(chunk_sm90::SharedMemory<128>), stream, r, NoObserver{});
+}
+constexpr size_t kSharedBytes = sizeof(chunk_sm90::SharedMemory<128>);
+#endif
 
 static std::atomic<int64_t> deadline{0};
 static const char* running = "";
@@ -71,7 +99,8 @@ struct Device {
 
 // The parameters with a workspace, which `buffer` keeps.
 static RuleParams with_workspace(RuleParams r, std::unique_ptr<Buffer>& buffer) {
-  buffer = std::make_unique<Buffer>(nullptr, chunk_sm90_workspace_bytes(r));
+  r.is_high_precision = kIsHigh;
+  buffer = std::make_unique<Buffer>(nullptr, bytes_of(r));
   r.workspace = buffer->data;
   return r;
 }
@@ -83,11 +112,11 @@ static bool check_case(const Case& c) {
   Device d(p);
   std::unique_ptr<Buffer> workspace;
   const RuleParams r = with_workspace(cases::params(p, d.pointers()), workspace);
-  must(chunk_sm90_gated_delta_rule(r, nullptr));
+  must(compute(r, nullptr));
   synchronize(c.name.c_str());
   const cases::Errors e = cases::compare(p, ref, d.out.get(), d.state_out.get(), d.sentinel);
   double out_limit, state_limit;
-  const bool ok = cases::judge(c, e, &out_limit, &state_limit);
+  const bool ok = cases::judge(c, kIsHigh, e, &out_limit, &state_limit);
   printf("%-46s out %.2e (%.1e)  state %.2e (%.1e)  %s%s%s\n", c.name.c_str(), e.out, out_limit, e.state, state_limit, ok ? "ok" : "FAIL",
          e.nan ? " nan" : "", e.untouched_ok ? "" : " unnamed slot touched");
   fflush(stdout);
@@ -124,13 +153,13 @@ static int run_bits() {
       Device d(p);
       std::unique_ptr<Buffer> workspace;
   const RuleParams r = with_workspace(cases::params(p, d.pointers()), workspace);
-      must(chunk_sm90_gated_delta_rule(r, nullptr));
+      must(compute(r, nullptr));
       synchronize(c.name.c_str());
       const auto out = d.out.get(), state = d.state_out.get();
       bool repeat = true;
       for (int i = 0; i < 20; ++i) {
         d.reset();
-        must(chunk_sm90_gated_delta_rule(r, nullptr));
+        must(compute(r, nullptr));
         synchronize(c.name.c_str());
         repeat = repeat && d.out.get() == out && d.state_out.get() == state;
       }
@@ -143,8 +172,8 @@ static int run_bits() {
         auto move = [&](View& v) { v.data = static_cast<char*>(v.data) + cut * v.stride[1] * dtype_size(v.dtype); };
         move(b.q), move(b.k), move(b.v), move(b.g), move(b.beta), move(b.out);
         b.initial_state = b.state;
-        must(chunk_sm90_gated_delta_rule(a, nullptr));
-        must(chunk_sm90_gated_delta_rule(b, nullptr));
+        must(compute(a, nullptr));
+        must(compute(b, nullptr));
         synchronize(c.name.c_str());
         split = split && d.out.get() == out && d.state_out.get() == state;
       }
@@ -155,7 +184,7 @@ static int run_bits() {
       auto row = [&](View& v) { v.data = static_cast<char*>(v.data) + v.stride[0] * dtype_size(v.dtype); };
       row(a.q), row(a.k), row(a.v), row(a.g), row(a.beta), row(a.out), row(a.state), row(a.initial_state);
       a.pool_in = a.pool_out = 1;
-      must(chunk_sm90_gated_delta_rule(a, nullptr));
+      must(compute(a, nullptr));
       synchronize(c.name.c_str());
       const auto out1 = d.out.get(), state1 = d.state_out.get();
       alone = !memcmp(&out1[out1.size() / 3], &out[out.size() / 3], out.size() / 3) && !memcmp(&state1[state1.size() / 3], &state[state.size() / 3], state.size() / 3);
@@ -166,6 +195,7 @@ static int run_bits() {
   return bad;
 }
 
+#ifndef VARIANT
 template <class io_t>
 static int debug_case(DType io, int chunk) {
   Case c;
@@ -182,13 +212,15 @@ static int debug_case(DType io, int chunk) {
   for (size_t s : sizes) { b.push_back(std::make_unique<Buffer>(nullptr, s * 4)); CHECK(cudaMemset(b.back()->data, 0xff, s * 4)); }
   auto at = [&](int i) { return static_cast<float*>(b[i]->data); };
   const Watch watch = {chunk, at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7)};
-  must(chunk_sm90_gated_delta_rule(r, nullptr));
+  must(compute(r, nullptr));
   must(launch(chunk_sm90::chunk_kernel<io_t, io_t, 128, Watch>, 2 * 2 * 2, chunk_sm90::kThreads, sizeof(chunk_sm90::SharedMemory<128>), nullptr, r, watch));
   synchronize(c.name.c_str());
   std::vector<std::vector<float>> got;
   for (int i = 0; i < 8; ++i) { const auto h = b[i]->get(); got.emplace_back(sizes[i]); memcpy(got.back().data(), h.data(), h.size()); }
   return compare_watch(p, io, chunk, got);
 }
+
+#endif
 
 // ms of one call: a CUDA graph of `calls` launches, median of replays.
 template <class Call>
@@ -245,14 +277,14 @@ __global__ void fill_gates(float* g, float* beta, size_t n) {
 static void run_times(bool quick) {
   struct Shape { int N, T, Hk, Hv; double must_ms; bool l2norm; DType io; };
   const DType bf = DType::kBFloat16, fp = DType::kFloat16;
-  const Shape shapes[] = {{1, 512, 16, 48, .025, true, bf}, {1, 2048, 16, 48, .060, true, bf}, {1, 8192, 16, 48, .20, true, bf}, {1, 8192, 16, 48, .20, false, bf},
+  const Shape shapes[] = {{1, 64, 16, 48, 0, true, bf}, {1, 128, 16, 48, 0, true, bf}, {1, 256, 16, 48, 0, true, bf}, {1, 512, 16, 48, .025, true, bf}, {1, 2048, 16, 48, .060, true, bf}, {1, 8192, 16, 48, .20, true, bf}, {1, 8192, 16, 48, .20, false, bf},
                           {1, 8192, 16, 48, .20, true, fp}, {1, 32768, 16, 48, .75, true, bf}, {8, 4096, 16, 64, .62, true, bf}, {8, 1024, 16, 64, .18, true, bf},
                           {1, 8192, 16, 64, .22, true, bf}, {1, 8192, 2, 8, .080, true, bf}};
   printf("%-28s %9s %9s %10s\n", "shape", "ms", "must", "us/chunk");
   int shape_idx = -1;
   for (const Shape& s : shapes) {
     ++shape_idx;
-    if (quick && shape_idx != 1 && shape_idx != 2 && shape_idx != 7) continue;
+    if (quick && s.T != 2048 && s.T != 8192) continue;
     char name[96];
     snprintf(name, sizeof(name), "%dx%d %d/%d %s%s", s.T, s.N, s.Hk, s.Hv, s.io == bf ? "bf16" : "fp16", s.l2norm ? "" : " no l2norm");
     running = name;
@@ -274,11 +306,11 @@ static void run_times(bool quick) {
     synchronize(name);
     std::unique_ptr<Buffer> workspace;
   const RuleParams r = with_workspace(cases::params(p, {qkv.data, g.data, beta.data, nullptr, nullptr, nullptr, nullptr, in.data, out_state.data, out.data}), workspace);
-    const double ms = time_graph([&](void* stream) { return chunk_sm90_gated_delta_rule(r, stream); }, name);
+    const double ms = time_graph([&](void* stream) { return compute(r, stream); }, name);
     double parts[2] = {};
     if (s.io == bf) {   // each kernel by itself
-      parts[0] = time_graph([&](void* stream) { return launch_prepare<bf16_t, 128>(r, stream); }, name);
-      parts[1] = time_graph([&](void* stream) { return launch(chunk_sm90::chunk_kernel<bf16_t, bf16_t, 128, NoObserver>, 2 * s.N * s.Hv, chunk_sm90::kThreads, sizeof(chunk_sm90::SharedMemory<128>), stream, r, NoObserver{}); }, name);
+      parts[0] = time_graph([&](void* stream) { return prepare(r, stream); }, name);
+      parts[1] = time_graph([&](void* stream) { return carry(r, stream); }, name);
     }
     const double waves = std::ceil(2.0 * s.N * s.Hv / num_multiprocessors());
     printf("%-28s %9.4f %9.3f %10.3f  (x %.0f waves) prepare %.4f carry %.4f%s\n", name, ms, s.must_ms, ms * 1000 / (s.T / 64) / waves, waves, parts[0], parts[1], ms <= s.must_ms ? "" : "  over");
@@ -288,6 +320,7 @@ static void run_times(bool quick) {
 
 #include "scan.h"
 
+#ifndef VARIANT
 // Phase clock: cycles at which warps of blocks 0 and 1 pass the marks. [2 blocks][8 warps][kMarkChunks][16].
 constexpr int kMarkChunks = 128, kMarkWarps = 12;
 struct Clock {
@@ -366,7 +399,7 @@ static void run_phases() {
   const RuleParams r = with_workspace(cases::params(p, {qkv.data, g.data, beta.data, nullptr, nullptr, nullptr, nullptr, in.data, out_state.data, out.data}), workspace);
   const size_t count = 2 * kMarkWarps * kMarkChunks * 16;
   Buffer marks(nullptr, count * 8);
-  must(chunk_sm90_gated_delta_rule(r, nullptr));
+  must(compute(r, nullptr));
   for (int i = 0; i < 3; ++i) {
     CHECK(cudaMemset(marks.data, 0, count * 8));
     must(launch(chunk_sm90::chunk_kernel<bf16_t, bf16_t, 128, Clock>, 96, chunk_sm90::kThreads, sizeof(chunk_sm90::SharedMemory<128>) + 64, nullptr, r, Clock{static_cast<long long*>(marks.data)}));
@@ -377,6 +410,7 @@ static void run_phases() {
   memcpy(x.data(), h.data(), count * 8);
   print_phases(x);
 }
+#endif
 
 int main(int argc, char** argv) {
   start_watchdog();
@@ -385,7 +419,7 @@ int main(int argc, char** argv) {
   for (int i = 1; i + 1 < argc; ++i) if (!strcmp(argv[i], "check") && strcmp(argv[i + 1], "bits") && strcmp(argv[i + 1], "time") && strcmp(argv[i + 1], "debug") && strcmp(argv[i + 1], "phases") && strcmp(argv[i + 1], "quick")) filter = argv[i + 1];
   cudaDeviceProp prop;
   CHECK(cudaGetDeviceProperties(&prop, 0));
-  printf("%s, %d SMs, shared memory of a block %zu\n", prop.name, prop.multiProcessorCount, sizeof(chunk_sm90::SharedMemory<128>));
+  printf("%s, %d SMs, shared memory of a block %zu\n", prop.name, prop.multiProcessorCount, kSharedBytes);
   fflush(stdout);
   int bad = 0;
 #ifndef VARIANT

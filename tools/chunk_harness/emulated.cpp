@@ -1,11 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 // The harness's cases on the emulated machine. See emulate.sh.
 #include "cuda/launch.cuh"
+#if defined(PRECISION)   // of the mma.sync kernel: 0 normal, 1 high
+#include "cuda/chunk_mma/launch.cu"
+#else
 #include "cuda/chunk_sm90/launch.cu"
+#endif
 
 #include <string>
 
+#if defined(PRECISION)
+#include "cases.h"
+
+using namespace gdn;
+using namespace gdn::cuda;
+using cases::Case;
+using cases::Problem;
+constexpr bool kIsHigh = PRECISION == 1;
+#else
 #include "watch.h"
+
+constexpr bool kIsHigh = false;
+#endif
 
 namespace {
 
@@ -22,14 +38,23 @@ struct Buffers {
 };
 
 void run(RuleParams params) {
-  std::vector<char> bytes(chunk_sm90_workspace_bytes(params) + 1024, '\xff');
+  params.is_high_precision = kIsHigh;
+#if defined(PRECISION)
+  const auto bytes_of = chunk_mma_workspace_bytes;
+  const auto compute = chunk_mma_gated_delta_rule;
+#else
+  const auto bytes_of = chunk_sm90_workspace_bytes;
+  const auto compute = chunk_sm90_gated_delta_rule;
+#endif
+  std::vector<char> bytes(bytes_of(params) + 1024, '\xff');
   if (!params.workspace) params.workspace = bytes.data() + (1024 - reinterpret_cast<uintptr_t>(bytes.data()) % 1024);
-  if (const char* error = chunk_sm90_gated_delta_rule(params, nullptr)) {
+  if (const char* error = compute(params, nullptr)) {
     printf("refused: %s\n", error);
     exit(2);
   }
 }
 
+#if !defined(PRECISION)
 template <class io_t>
 int debug(DType io, int chunk) {
   Case c;
@@ -50,6 +75,7 @@ int debug(DType io, int chunk) {
          sizeof(chunk_sm90::SharedMemory<128>), nullptr, params, watch);
   return compare_watch(p, io, chunk, got);
 }
+#endif
 
 // Whole against split at 64 and at 128.
 int bits() {
@@ -83,11 +109,15 @@ int bits() {
 
 // The call with rows cut every `segment_tokens` tokens, whatever that costs; 0: whole rows.
 void run_cut(RuleParams params, int segment_tokens) {
+#if defined(PRECISION)
+  run(params);   // nothing is cut there
+#else
   params.segment_tokens = segment_tokens;
   std::vector<char> bytes(workspace_bytes<128>(params) + 1024, '\xff');
   params.workspace = bytes.data() + (1024 - reinterpret_cast<uintptr_t>(bytes.data()) % 1024);
   const char* const error = params.q.dtype == DType::kBFloat16 ? launch_dtype<bf16_t>(params, nullptr) : launch_dtype<fp16_t>(params, nullptr);
   if (error) exit((printf("refused: %s\n", error), 2));
+#endif
 }
 
 int check(const std::string& wanted, int longest, int segment_tokens) {
@@ -100,7 +130,7 @@ int check(const std::string& wanted, int longest, int segment_tokens) {
     run_cut(cases::params(p, buffers.pointers(p)), segment_tokens);
     const cases::Errors e = cases::compare(p, cases::reference(p), buffers.out, buffers.state, before);
     double out_limit, state_limit;
-    const bool ok = cases::judge(c, e, &out_limit, &state_limit);
+    const bool ok = cases::judge(c, kIsHigh, e, &out_limit, &state_limit);
     bad += !ok;
     printf("%-46s out %.2e (%.1e)  state %.2e (%.1e)  %s%s%s\n", c.name.c_str(), e.out, out_limit, e.state, state_limit,
            ok ? "ok" : "FAIL", e.nan ? " nan" : "", e.untouched_ok ? "" : " unnamed slot touched");
@@ -114,8 +144,10 @@ int check(const std::string& wanted, int longest, int segment_tokens) {
 int main(int argc, char** argv) {
   setbuf(stdout, nullptr);
   const std::string what = argc > 1 ? argv[1] : "";
+#if !defined(PRECISION)
   if (what == "debug") {
     return debug<bf16_t>(DType::kBFloat16, 0) + debug<fp16_t>(DType::kFloat16, 1) + debug<bf16_t>(DType::kBFloat16, 2);
   }
+#endif
   return (what == "bits" ? bits() : check(what, argc > 2 ? atoi(argv[2]) : 260, argc > 3 ? atoi(argv[3]) : 0)) != 0;
 }

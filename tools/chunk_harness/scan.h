@@ -40,7 +40,7 @@ static int check_scan(const char* want) {
         repeat = repeat && d.out.get() == out && d.state_out.get() == state;
       }
       double out_limit, state_limit;
-      const bool ok = cases::judge(c, e, &out_limit, &state_limit) && repeat;
+      const bool ok = cases::judge(c, kIsHigh, e, &out_limit, &state_limit) && repeat;
       if (!ok || cut == 128) printf("cut %3lld %-38s out %.2e (%.1e)  state %.2e (%.1e)  %s%s\n", static_cast<long long>(cut), c.name.c_str(), e.out, out_limit, e.state, state_limit, ok ? "ok" : "FAIL", repeat ? "" : " repeat differs");
       bad += !ok;
       ++count;

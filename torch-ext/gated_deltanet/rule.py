@@ -95,22 +95,25 @@ def gated_delta_rule(
             sequence may write a slot that another one reads.
         has_initial_state: bool [N], False: start from zero without reading the slot. None: all True.
         mode: "recurrent" is the exact form, token by token. "chunk" takes 64 tokens at a time on the tensor cores where
-            there is a kernel for it: compute capability 9.0, 16-bit q, k, v, K 64 or 128, V a multiple of 64, and rows
-            of q, k, v and a 16-bit out that start at multiples of 16 bytes (head dim contiguous). Any other call, and
-            every call on the CPU, is the recurrence's, and as exact. The kernel allocates, for the time of the call, 33
-            KB a key head and 17 KB a value head for every 64 tokens (20 KB a token at 16 and 48 heads), and 4 bytes a
-            sequence where many are packed. "auto" chooses for each sequence by its own length, on the device: "chunk"
-            for sequences of 48 tokens or more, "recurrent" for shorter ones. So a row's bits do not depend on its batch
-            in any mode, but for scan="auto".
+            there is a kernel for it: 16-bit q, k, v, K 64 or 128, V a multiple of 16, and rows of q, k, v and a 16-bit
+            out that start at multiples of 16 bytes (head dim contiguous). Compute capability 9.0 has a kernel of its
+            own for V a multiple of 64. Any other call, and every call on the CPU, is the recurrence's, and as exact.
+            The kernels allocate, for the time of the call, 33 KB a key head and 17 KB a value head for every 64 tokens
+            (20 KB a token at 16 and 48 heads), 34 KB a value head with precision "high", and 4 bytes a sequence where
+            many are packed. "auto" chooses for each sequence by its own length, on the device: "chunk" for sequences of
+            48 tokens or more (256 with precision "high"), "recurrent" for shorter ones. So a row's bits do not depend
+            on its batch in any mode, but for scan="auto".
         precision: of "chunk": "fp16", what the tensor cores multiply is rounded to float16, scaled so that no magnitude
-            of v or of the state overflows. "high" has no kernel yet and raises; mode="recurrent" is more exact still.
-        scan: of "chunk": whether a long sequence may be split over the device. "off": never. "auto": it is where
-            sequences x value heads x V / 64 are at most a third of the device's multiprocessors and the sequences are
-            so long that it pays (2,048 tokens; sequences of cu_seqlens count as equally long). What a segment does to
-            the state that comes to it is made as a [K, K] matrix, and the states at the start of all segments from
-            those matrices, in float32; nothing is left out. Repeated calls are promised the same bits, and no more: the
-            number of segments depends on the device and the batch. Allocates (K + V) K 4 bytes a value head and segment
-            beside the above, for at most as many segments as fit the device (16 MB on an H200 where K = V = 128).
+            of v or of the state overflows. "high", it is split into two float16 numbers instead, of any magnitude of k
+            too: about float32's digits, at a fifth of the speed.
+        scan: of "chunk" at precision "fp16" on compute capability 9.0: whether a long sequence may be split over the
+            device. "off": never. "auto": it is where sequences x value heads x V / 64 are at most a third of the
+            device's multiprocessors and the sequences are so long that it pays (from about 2,500 tokens on; those
+            of cu_seqlens count as equally long). What a segment does to the state that comes to it is made as a [K, K]
+            matrix, and the states at the start of all segments from those matrices, in float32; nothing is left out.
+            Repeated calls are promised the same bits, and no more: the number of segments depends on the device and the
+            batch. Allocates (K + V) K 4 bytes a value head and segment beside the above, for at most as many segments
+            as fit the device (16 MB on an H200 where K = V = 128).
         gate_domain: "log", or "linear" where g holds the decay exp(g) itself, in [0, 1].
         checkpoint_every: int, a multiple of 64: keep the state after every so many tokens of each sequence, counted
             from the start of this call, the last token included. None: keep none.
@@ -129,8 +132,8 @@ def gated_delta_rule(
         out, [B, T, Hv, V].
 
     Raises:
-        ValueError: mode, precision, scan or gate_domain is none of those named, precision is "high", or
-            checkpoint_every is no multiple of 64.
+        ValueError: mode, precision, scan or gate_domain is none of those named, or checkpoint_every is no multiple of
+            64.
         TypeError: a tensor argument is no tensor, or scale no number.
         RuntimeError: a shape, dtype, device or stride is not the one above, Hv is no multiple of Hk, or an input
             requires grad under grad mode. Raised before anything is written. Bad values inside CUDA index tensors
@@ -142,17 +145,17 @@ def gated_delta_rule(
     transformers' torch_recurrent_gated_delta_rule. Outside the contraction region (no l2norm and beta |k|^2 > 2) the
     rule itself diverges, and so does the result.
 
-    The chunk kernel keeps the state and all sums in float32 too, but multiplies float16 operands: relative RMS error
+    The chunk kernels keep the state and all sums in float32 too, but multiply float16 operands: relative RMS error
     2.0e-3 of a bfloat16 output (1.66e-3 is its rounding), 8e-4 of a float16 or float32 one, 1e-3 of a float32 state;
     2.2e-3, 1.3e-3 and 1.1e-3 where keys are strongly correlated. With scan="off" its bits are those of any split at a
-    multiple of 64 tokens, and a checkpoint's those of the state of a call that ends there. A NaN in a token reaches the whole of its 64-token piece, of the heads that use it, and what follows.
+    multiple of 64 tokens, and a checkpoint's those of the state of a call that ends there. With precision="high" the
+    error is at most 2e-5 of the output before its rounding and of the state, 3e-7 as a rule, outside the contraction
+    region too. A NaN in a token reaches the whole of its 64-token piece, of the heads that use it, and what follows.
 
     Source: Yang, Kautz, Hatamizadeh, "Gated Delta Networks: Improving Mamba2 with Delta Rule" (arXiv 2412.06464).
     """
     check_choice("gated_delta_rule", "mode", mode, tuple(MODES))
     check_choice("gated_delta_rule", "precision", precision, ("fp16", "high"))
-    if precision == "high":
-        raise ValueError('gated_delta_rule: precision="high" has no kernel yet; mode="recurrent" is more exact still')
     check_choice("gated_delta_rule", "scan", scan, ("off", "auto"))
     check_choice("gated_delta_rule", "gate_domain", gate_domain, ("log", "linear"))
     check_inputs(

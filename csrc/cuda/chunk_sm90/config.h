@@ -2,11 +2,11 @@
 // Constants, shared memory and barriers of the Hopper chunk kernel.
 #pragma once
 
+#include "padding.cuh"
 #include "prepared.h"
 
 namespace gdn::cuda::chunk_sm90 {
 
-constexpr int kValueTile = 64;      // columns of S (rows of S^T) of a block: the M of wgmma
 constexpr int kStages = 3;          // chunks in shared memory
 constexpr int kGroupThreads = 128;  // a warpgroup
 constexpr int kThreads = 3 * kGroupThreads;   // state, output, transfer

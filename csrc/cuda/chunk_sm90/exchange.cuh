@@ -8,6 +8,7 @@
 #include "../tile/swizzle.cuh"
 #include "../ptx/ldmatrix.cuh"
 #include "config.h"
+#include "factors.cuh"
 
 namespace gdn::cuda::chunk_sm90 {
 
@@ -41,16 +42,6 @@ __device__ __forceinline__ void write_operand(const uint32_t (&operand)[kSteps][
   for (int s = 0; s < kSteps; ++s) {
     const uint32_t panel = ptx::shared_address(smem_tile) + s / 4 * (kChunk * kPanelRowBytes);
     ptx::stmatrix_x4(block_address(panel, warp, s % 4, lane), operand[s]);
-  }
-}
-
-// The factors (prepared.h) of the tokens of this thread's columns of sums.
-__device__ __forceinline__ void read_factors(const float* factors, int lane, float2 (&x)[8]) {
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float4 piece = reinterpret_cast<const float4*>(factors)[4 * i + lane % 4];
-    x[2 * i] = make_float2(piece.x, piece.y);
-    x[2 * i + 1] = make_float2(piece.z, piece.w);
   }
 }
 

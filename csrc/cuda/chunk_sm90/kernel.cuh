@@ -23,6 +23,7 @@
 #include "../ptx/setmaxnreg.cuh"
 #include "move_state.cuh"
 #include "output.cuh"
+#include "padding.cuh"
 #include "places.cuh"
 #include "state.cuh"
 #include "transfer.cuh"
@@ -51,27 +52,9 @@ __device__ __forceinline__ Work work_of_block(const RuleParams& p) {
   return {segment, key_head(head, p.dims.Hk, p.dims.Hv), head, static_cast<int64_t>(blockIdx.x - rest * tiles) * kValueTile};
 }
 
-// Writes zero for tokens [first, last) of batch row `batch`, the block's head and columns.
-__device__ __forceinline__ void write_zeros(const RuleParams& p, const Work& work, int64_t batch, int64_t first,
-                                            int64_t last) {
-  for (int64_t idx = threadIdx.x; idx < (last - first) * kValueTile; idx += kThreads) {
-    p.out.store(p.out.offset(batch, first + idx / kValueTile, work.head, work.column + idx % kValueTile), 0.0f);
-  }
-}
-
-// Zeros where no sequence is: the row behind the last one, and rows whose slot is padding. Whether the block's row is such.
-__device__ __forceinline__ bool write_padding(const RuleParams& p, const Work& work) {
-  if (work.segment.n == p.dims.N) {   // tokens outside all sequences
-    write_zeros(p, work, 0, 0, sequence_span(p.cu_seqlens, 0, p.dims.T).first);
-    const int64_t end = p.cu_seqlens.at(p.dims.N);
-    write_zeros(p, work, 0, end < 0 ? 0 : end, p.dims.T);
-    return true;
-  }
-  const int64_t pool = p.initial_state.given() ? p.pool_in : p.pool_out;
-  if (!p.slots.given() || slot_of_row(p.slots, work.segment.n, pool) >= 0) return false;
-  const Span span = segment_span(p, work.segment);
-  write_zeros(p, work, span.batch, span.first, span.first + span.length);
-  return true;
+// Zeros for the block's tokens where no sequence is; whether that is so.
+__device__ __forceinline__ bool is_padding(const RuleParams& p, const Work& work) {
+  return write_padding(p, work.segment.n, work.head, work.column, [&] { return segment_span(p, work.segment); });
 }
 
 // Group 0: S in, all chunks, S out.
@@ -149,7 +132,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     extern __shared__ __align__(1024) char smem_bytes[];
     SharedMemory<kKeyDim>& smem = *reinterpret_cast<SharedMemory<kKeyDim>*>(smem_bytes);
     const Work work = work_of_block<kKeyDim>(p);
-    if (work.segment.n > p.dims.N || !takes_row(p, work.segment.n) || write_padding(p, work)) {
+    if (work.segment.n > p.dims.N || !takes_row(p, work.segment.n) || is_padding(p, work)) {
       ptx::griddepcontrol_wait();   // the grid does not end before the one that it overlaps
       return;
     }

@@ -6,6 +6,7 @@
 #include "combine.cuh"
 #include "kernel.cuh"
 #include "segments.cuh"
+#include "takes.h"
 
 #include <algorithm>
 
@@ -14,19 +15,12 @@ namespace {
 
 using namespace chunk_sm90;
 
-// Rows of 16-byte pieces: unit stride in the head dim, every other stride that is used a multiple of 8 elements, an aligned
-// base. A dim of one element may have any stride.
-bool has_aligned_rows(const View& view, const Dims& dims, int64_t heads) {
-  return view.stride[3] == 1 && (view.stride[0] % 8 == 0 || dims.B == 1) && (view.stride[1] % 8 == 0 || dims.T == 1) &&
-         (view.stride[2] % 8 == 0 || heads == 1) && reinterpret_cast<uintptr_t>(view.data) % 16 == 0;
-}
-
 // Blocks of the preparation: as many as run side by side.
 constexpr int kPrepareBlocks = 4;   // of a multiprocessor
 
-// What the two-level scan costs, in tenths of what a chunk of a chain takes (1.5 us on an H200): each chunk is passed twice;
-// two more kernels, states and transitions written and read; a step of combine_kernel.
-constexpr int64_t kTenthsOfChunk = 10, kTenthsOfScan = 80, kTenthsOfStep = 9;
+// What the two-level scan costs, in tenths of what a chunk of a chain takes (1.3 us on an H200): a chunk in both passes; two
+// more kernels, states and transitions written and read; a step of combine_kernel.
+constexpr int64_t kTenthsOfChunk = 10, kTenthsOfBoth = 21, kTenthsOfScan = 110, kTenthsOfStep = 17;
 
 // Tokens of a segment with which a call is done soonest, or 0: rows as they are. From shapes alone: of ragged rows nobody here
 // knows the lengths, so they are taken to be equal where that speaks against the scan.
@@ -41,7 +35,7 @@ int64_t choose_segment_tokens(const RuleParams& params) {
   int64_t best = 0, least = row_chunks * kTenthsOfChunk * 9 / 10;   // nothing for a tenth less
   for (int64_t segments = 3; segments <= std::min(most, chunks); ++segments) {
     const int64_t length = ceil_div(chunks, segments);
-    const int64_t tenths = 2 * length * kTenthsOfChunk + kTenthsOfScan + ceil_div(row_chunks, length) * kTenthsOfStep;
+    const int64_t tenths = length * kTenthsOfBoth + kTenthsOfScan + ceil_div(row_chunks, length) * kTenthsOfStep;
     if (tenths < least) {
       least = tenths;
       best = length * kChunk;
@@ -109,17 +103,7 @@ const char* launch_dtype(const RuleParams& params, void* stream) {
 
 }  // namespace
 
-bool chunk_sm90_supports(const RuleParams& params) {
-  const Dims& dims = params.dims;
-  const DType io = params.q.dtype, out = params.out.dtype;
-  if (io == DType::kFloat32 || params.k.dtype != io || params.v.dtype != io) return false;
-  if (out != io && out != DType::kFloat32) return false;
-  if ((dims.K != 64 && dims.K != 128) || dims.V % kValueTile != 0 || dims.T >= (int64_t{1} << 31) - kChunk) return false;
-  if (num_chunk_rows(params) * dims.Hk >= int64_t{1} << 31) return false;
-  const bool out_rows = out == DType::kFloat32 ? params.out.stride[3] == 1 : has_aligned_rows(params.out, dims, dims.Hv);
-  return out_rows && has_aligned_rows(params.q, dims, dims.Hk) && has_aligned_rows(params.k, dims, dims.Hk) &&
-         has_aligned_rows(params.v, dims, dims.Hv);
-}
+bool chunk_sm90_supports(const RuleParams& params) { return takes_call(params) && params.dims.V % kValueTile == 0; }
 
 int64_t chunk_sm90_workspace_bytes(const RuleParams& call) {
   const RuleParams params = with_segments(call);

@@ -76,11 +76,15 @@ __device__ __forceinline__ void load_gates(const RuleParams& p, int64_t batch, i
   if (p.beta.given()) load(p.beta, bits.beta);
 }
 
-// A thread's pieces of a row of k or q as they came in -> times 1 / length with l2norm, 0 from row `count` on, fp16, in the
+// What a row of k or q is to be multiplied by: 1 / length with l2norm, 0 from row `count` on.
+__device__ __forceinline__ float row_factor(float squares, bool use_l2norm, bool is_inside) {
+  return !is_inside ? 0.0f : use_l2norm ? rsqrtf(squares + kNormEpsilon) : 1.0f;
+}
+
+// A thread's pieces of a row of k or q as they came in -> times factor_of(row, pieces, sum of the row's squares), fp16, in the
 // same place and in its image.
-template <class io_t, int kKeyDim>
-__device__ __forceinline__ void normalise_row(bool use_l2norm, int count, int pass, int thread, fp16_t* smem_tile,
-                                              fp16_t* gmem_image) {
+template <class io_t, int kKeyDim, class FactorOf>
+__device__ __forceinline__ void scale_row(int pass, int thread, fp16_t* smem_tile, fp16_t* gmem_image, const FactorOf& factor_of) {
   constexpr int kPieces = kKeyDim / 32;
   const Pieces pieces(thread);
   const auto smem = [&](int i) { return reinterpret_cast<Words<16>*>(reinterpret_cast<char*>(smem_tile) + pieces.offset(pass, i)); };
@@ -100,8 +104,7 @@ __device__ __forceinline__ void normalise_row(bool use_l2norm, int count, int pa
   float sum = squares[0] + squares[1];
 #pragma unroll
   for (int distance = 1; distance < kLanesPerRow; distance *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
-  const bool is_inside = pass * kRowsPerPass + thread / kLanesPerRow < count;
-  const float factor = !is_inside ? 0.0f : use_l2norm ? rsqrtf(sum + kNormEpsilon) : 1.0f;
+  const float factor = factor_of(pass * kRowsPerPass + thread / kLanesPerRow, piece, sum);
 #pragma unroll
   for (int i = 0; i < kPieces; ++i) {
 #pragma unroll

@@ -193,8 +193,8 @@ __device__ __forceinline__ void normalise_keys(bool use_l2norm, int count, int t
   ptx::cp_async_wait_group<0>();   // each thread reads what itself has copied
 #pragma unroll 2
   for (int i = 0; i < 2 * kChunk / kRowsPerPass; ++i) {
-    const int pass = i / 2;
-    normalise_row<io_t, kKeyDim>(use_l2norm, count, pass, thread, i % 2 == 0 ? smem.k : smem.q, i % 2 == 0 ? gmem->k : gmem->q);
+    scale_row<io_t, kKeyDim>(i / 2, thread, i % 2 == 0 ? smem.k : smem.q, i % 2 == 0 ? gmem->k : gmem->q,
+                             [&](int row, const auto&, float squares) { return row_factor(squares, use_l2norm, row < count); });
   }
 }
 
@@ -243,8 +243,14 @@ __device__ __forceinline__ void prepare_chunk(const RuleParams& p, int64_t chunk
   }
 }
 
-template <class io_t, int kKeyDim>
-__global__ void __launch_bounds__(kPrepareThreads, 4) prepare_kernel(const __grid_constant__ RuleParams p) {
+// For each section of the build that compiles this a kernel of its own: blocks that a multiprocessor is to hold.
+struct Hopper {
+  static constexpr int kBlocks = 4;   // of a multiprocessor
+  static constexpr bool kOrdersRows = true;
+};
+
+template <class io_t, int kKeyDim, class Section = Hopper>
+__global__ void __launch_bounds__(kPrepareThreads, Section::kBlocks) prepare_kernel(const __grid_constant__ RuleParams p) {
   extern __shared__ __align__(1024) char smem_bytes[];
   PrepareMemory<kKeyDim>& smem = *reinterpret_cast<PrepareMemory<kKeyDim>*>(smem_bytes);
   ptx::griddepcontrol_launch_dependents();
@@ -254,7 +260,9 @@ __global__ void __launch_bounds__(kPrepareThreads, 4) prepare_kernel(const __gri
   for (uint32_t item = blockIdx.x; item < items; item += gridDim.x) {
     prepare_chunk<io_t, kKeyDim>(p, item / key_heads, item % key_heads, heads, row_block, smem);
   }
-  if (has_order(p)) order_rows<kKeyDim>(p);
+  if constexpr (Section::kOrdersRows) {
+    if (has_order(p)) order_rows<kKeyDim>(p);
+  }
 }
 
 }  // namespace gdn::cuda::chunk_sm90

@@ -98,6 +98,7 @@ __device__ __forceinline__ void run_chain(bool has_values, int num_chunks, int g
   int of_v[2] = {-127, -127};
   wait_phase(smem.full[0], 0);
   take_chain_values<io_t>(has_values, 0, group, warp, lane, smem, stored_v, of_v);
+  rescale_state(of_v, state);   // its exponents may not be those that the chunks have
 #pragma unroll
   for (int panel = 0; panel < kPanels - 1; ++panel) round_panel(panel, state, largest);
   finish_operand(of_v, smem.stage[0].gates.decay[kChunk - 1], state, largest);

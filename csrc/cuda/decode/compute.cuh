@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// rule.h's sums over a column whose rows lie in the lanes of one warp.
+// rule.h on a lane's share of the state: its sums, over the lanes of a warp where those hold the column's rows, and the write.
 #pragma once
 
 #include "state.cuh"
@@ -20,9 +20,57 @@ __device__ __forceinline__ void sum_over_owned(float (&part)[Shape::kOwned][kCou
   }
 }
 
-// The same levels for u and w of the lane's columns at once. At each, a lane gives half of its sums away and keeps the
-// other half, so that the lanes of a column end up with different ones: kLeft each, u where !place.has_w(), of the columns
-// from place.own_column() on. Which operand stands left does not change a sum.
+// The sums of S * x over the lane's rows, of its columns; x [kKeyDim] in shared memory, group: of the lane's residues.
+template <class Shape>
+__device__ __forceinline__ void sum_packs(const float* smem_x, int group, const Packs<Shape>& packs,
+                                          float (&sum)[Shape::kColumns]) {
+  constexpr int kOwned = Shape::kOwned, kColumns = Shape::kColumns, kLoadsOfStep = Shape::kLoads / Shape::kSteps;
+  float part[kOwned][kColumns] = {};
+#pragma unroll
+  for (int j = 0; j < Shape::kSteps; ++j) {
+    float x[kOwned];
+    load_floats<kOwned>(smem_x + kResidues * j + kOwned * group, x);
+#pragma unroll
+    for (int n = 0; n < kLoadsOfStep; ++n) {
+      float s[Shape::kVector];
+      widen_vector<Shape>(packs, j * kLoadsOfStep + n, s);
+#pragma unroll
+      for (int e = 0; e < Shape::kVector; ++e) {
+        const int i = Shape::kVFirst ? e : n, c = Shape::kVFirst ? n : e;
+        part[i][c] = accumulate(s[e], x[i], part[i][c]);
+      }
+    }
+  }
+  sum_over_owned<Shape, kColumns>(part);
+#pragma unroll
+  for (int c = 0; c < kColumns; ++c) sum[c] = part[0][c];
+}
+
+// The state after the token, vector by vector.
+template <class Shape>
+__device__ __forceinline__ void write_packs(char* gmem, int line, int columns, const float* smem_k, int group,
+                                            const Packs<Shape>& packs, float alpha, const float (&f)[Shape::kColumns]) {
+  constexpr int kOwned = Shape::kOwned, kLoadsOfStep = Shape::kLoads / Shape::kSteps;
+  float k[Shape::kSteps][kOwned];
+#pragma unroll
+  for (int j = 0; j < Shape::kSteps; ++j) load_floats<kOwned>(smem_k + kResidues * j + kOwned * group, k[j]);
+  visit_vectors<Shape>(gmem, line, columns, [&](int idx, char* vector, bool inside) {
+    float s[Shape::kVector];
+    uint32_t word[4];
+    widen_vector<Shape>(packs, idx, s);
+#pragma unroll
+    for (int e = 0; e < Shape::kVector; ++e) {
+      const int i = Shape::kVFirst ? e : idx % kLoadsOfStep, c = Shape::kVFirst ? idx % kLoadsOfStep : e;
+      s[e] = write_state(alpha, k[idx / kLoadsOfStep][i], f[c], s[e]);
+    }
+    round_vector<Shape>(s, word);
+    if (inside) ptx::st_global_v4(vector, word);
+  });
+}
+
+// The levels between lanes for u and w of the lane's columns at once. At each, a lane gives half of its sums away and
+// keeps the other half, so that the lanes of a column end up with different ones: kLeft each, u where !place.has_w(), of
+// the columns from place.own_column() on. Which operand stands left does not change a sum.
 template <class Shape>
 __device__ __forceinline__ void deal_sums(const Place<Shape>& place, const float (&u)[Shape::kColumns],
                                           const float (&w)[Shape::kColumns], float (&left)[Shape::kLeft]) {

@@ -88,6 +88,12 @@ __device__ __forceinline__ Work work_of_piece(const Cut& cut, uint32_t piece, in
           static_cast<int>(tile) * tile_columns};
 }
 
+// What a grid and its neighbours in the stream do at the same time: whether it asks for its state while the one before it
+// still runs, whether the next one may start as soon as this one reads memory or only once its state is there.
+struct Overlap {
+  bool prefetches, opens_early;
+};
+
 // Token t of a row whose tokens start at `origin` (its sequence or, ragged, its first token), head `head`.
 __device__ __forceinline__ char* token_address(const TokenRows& rows, int origin, int t, int head) {
   return rows.data + wide(origin, rows.origin) + wide(t, rows.token) + wide(head, rows.head);

@@ -7,6 +7,7 @@
 
 #include "../launch.cuh"
 #include "../rule_kernels.h"
+#include "across.cuh"
 #include "many.cuh"
 #include "one.cuh"
 
@@ -45,38 +46,72 @@ bool is_one_token(const RuleParams& params) {
   return params.dims.T == 1 && !params.cu_seqlens.given() && params.rows.min_length <= 1 && params.rows.max_length >= 1;
 }
 
+constexpr Overlap kNot = {false, false}, kAsks = {true, false}, kAsksAndOpens = {true, true};
+
+// How one token's grid overlaps its neighbours in the stream. The fastest measured (NOTES.md), here and in launch_across.
 template <class Shape>
-const char* launch_shape_of_one(const RuleParams& params, void* stream) {
-  const int64_t blocks = num_rows(params) * params.dims.Hv * ceil_div(params.dims.V, Shape::kTile);
+Overlap pick_overlap(int64_t blocks, bool is_narrow) {
+  if (is_narrow) return 2 * blocks <= int64_t{Shape::kBlocks} * num_multiprocessors() ? kAsksAndOpens : kNot;   // side by side
+  return sizeof(typename Shape::state_t) == 4 ? kAsks : kNot;
+}
+
+template <class Shape>
+int64_t num_pieces(const RuleParams& params) {
+  return num_rows(params) * params.dims.Hv * ceil_div(params.dims.V, Shape::kTile);
+}
+
+template <class Shape>
+const char* launch_shape_of_one(const RuleParams& params, bool is_narrow, void* stream) {
+  const int64_t blocks = num_pieces<Shape>(params);
   return launch_early(decode_one<Shape>, blocks, Shape::kThreads, kBytesOfOne<Shape>, stream, call_of(params),
-                      cut_of<Shape>(params));
+                      cut_of<Shape>(params), pick_overlap<Shape>(blocks, is_narrow));
+}
+
+template <class Share, int kBlocks>
+const char* launch_share_across(const RuleParams& params, const Overlap& overlap, void* stream) {
+  return launch_early(decode_across<Share, kBlocks>, num_pieces<Share>(params), Share::kThreads, SmemOfAcross<Share>::kBytes,
+                      stream, call_of(params), cut_of<Share>(params), overlap);
 }
 
 template <class Shape, class Keeps>
 const char* launch_shape_of_many(const RuleParams& params, const Keeps& keeps, void* stream) {
-  const int64_t blocks = num_rows(params) * params.dims.Hv * ceil_div(params.dims.V, Shape::kTile);
   Cut cut = cut_of<Shape>(params);
   const bool knows_slots = params.initial_state.given() && keeps.starts_at_slots();
   if (knows_slots) cut.first_wave = static_cast<uint32_t>(Shape::kBlocks * num_multiprocessors());
-  return launch_early(decode_many<Shape, Keeps>, blocks, Shape::kThreads, smem_bytes<Shape>(cut), stream, call_of(params),
-                      cut, keeps);
+  return launch_early(decode_many<Shape, Keeps>, num_pieces<Shape>(params), Shape::kThreads, smem_bytes<Shape>(cut), stream,
+                      call_of(params), cut, keeps);
+}
+
+// A K-first state's columns over the warps of a block, by how often its blocks fill the chip. bf16's wide tile does not
+// spill, fp16's would.
+template <class state_t, int kSteps>
+const char* launch_across(const RuleParams& params, void* stream) {
+  constexpr int kTile = 64, kThreads = 128, kBlocks = sizeof(state_t) == 4 ? 4 : 5;
+  using Tile = Share<state_t, false, kSteps, kTile, kThreads>;
+  const int64_t rounds = num_pieces<Tile>(params) / (int64_t{kBlocks} * num_multiprocessors());
+  if constexpr (std::is_same_v<state_t, bf16_t>) {
+    if (rounds >= 16 && params.dims.V % (2 * kTile) == 0) {
+      return launch_share_across<Share<state_t, false, kSteps, 2 * kTile, kThreads>, 3>(params, kNot, stream);
+    }
+  }
+  if constexpr (sizeof(state_t) == 2) return launch_share_across<Tile, kBlocks>(params, kAsksAndOpens, stream);
+  else return launch_share_across<Tile, kBlocks>(params, rounds >= 6 ? kAsks : kNot, stream);
 }
 
 // Width, warps of a block, blocks of a multiprocessor: the fastest measured (NOTES.md) that does not spill.
 template <class state_t, bool kVFirst, int kSteps>
 const char* launch_one(const RuleParams& params, bool is_narrow, void* stream) {
   if constexpr (sizeof(state_t) == 4 && kVFirst) {
-    if (is_narrow) return launch_shape_of_one<Shape<state_t, kVFirst, kSteps, 2, 4, 6>>(params, stream);
-    return launch_shape_of_one<Shape<state_t, kVFirst, kSteps, 4, 4, 4>>(params, stream);
+    if (is_narrow) return launch_shape_of_one<Shape<state_t, kVFirst, kSteps, 2, 4, 6>>(params, is_narrow, stream);
+    return launch_shape_of_one<Shape<state_t, kVFirst, kSteps, 4, 4, 4>>(params, is_narrow, stream);
   } else if constexpr (sizeof(state_t) == 4) {
-    if (is_narrow) return launch_shape_of_one<Shape<state_t, kVFirst, kSteps, 4, 2, 6>>(params, stream);
-    return launch_shape_of_one<Shape<state_t, kVFirst, kSteps, 8, 2, 4>>(params, stream);
+    if (is_narrow) return launch_shape_of_one<Shape<state_t, kVFirst, kSteps, 4, 2, 6>>(params, is_narrow, stream);
+    return launch_across<state_t, kSteps>(params, stream);
   } else if constexpr (kVFirst) {
-    if (is_narrow) return launch_shape_of_one<Shape<state_t, kVFirst, kSteps, 2, 2, 6>>(params, stream);
-    return launch_shape_of_one<Shape<state_t, kVFirst, kSteps, 2, 4, 4>>(params, stream);
+    if (is_narrow) return launch_shape_of_one<Shape<state_t, kVFirst, kSteps, 2, 2, 6>>(params, is_narrow, stream);
+    return launch_shape_of_one<Shape<state_t, kVFirst, kSteps, 2, 4, 4>>(params, is_narrow, stream);
   } else {
-    if (is_narrow) return launch_shape_of_one<Shape<state_t, kVFirst, kSteps, 4, 1, 8>>(params, stream);
-    return launch_shape_of_one<Shape<state_t, kVFirst, kSteps, 4, 2, 4>>(params, stream);
+    return launch_across<state_t, kSteps>(params, stream);
   }
 }
 

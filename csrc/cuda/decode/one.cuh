@@ -30,60 +30,12 @@ __device__ __forceinline__ void write_own(const Call& call, const Work& work, in
   }
 }
 
-// The sums of S * x over the lane's rows, of its columns; x [kKeyDim] in shared memory.
-template <class Shape>
-__device__ __forceinline__ void sum_packs(const float* smem_x, const Place<Shape>& place, const Packs<Shape>& packs,
-                                          float (&sum)[Shape::kColumns]) {
-  constexpr int kOwned = Shape::kOwned, kColumns = Shape::kColumns, kLoadsOfStep = Shape::kLoads / Shape::kSteps;
-  float part[kOwned][kColumns] = {};
-#pragma unroll
-  for (int j = 0; j < Shape::kSteps; ++j) {
-    float x[kOwned];
-    load_floats<kOwned>(smem_x + kResidues * j + kOwned * place.group, x);
-#pragma unroll
-    for (int n = 0; n < kLoadsOfStep; ++n) {
-      float s[Shape::kVector];
-      widen_vector<Shape>(packs, j * kLoadsOfStep + n, s);
-#pragma unroll
-      for (int e = 0; e < Shape::kVector; ++e) {
-        const int i = Shape::kVFirst ? e : n, c = Shape::kVFirst ? n : e;
-        part[i][c] = accumulate(s[e], x[i], part[i][c]);
-      }
-    }
-  }
-  sum_over_owned<Shape, kColumns>(part);
-#pragma unroll
-  for (int c = 0; c < kColumns; ++c) sum[c] = part[0][c];
-}
-
-// The state after the token, vector by vector.
-template <class Shape>
-__device__ __forceinline__ void write_packs(char* gmem, int line, int columns, const float* smem_k, const Place<Shape>& place,
-                                            const Packs<Shape>& packs, float alpha, const float (&f)[Shape::kColumns]) {
-  constexpr int kOwned = Shape::kOwned, kLoadsOfStep = Shape::kLoads / Shape::kSteps;
-  float k[Shape::kSteps][kOwned];
-#pragma unroll
-  for (int j = 0; j < Shape::kSteps; ++j) load_floats<kOwned>(smem_k + kResidues * j + kOwned * place.group, k[j]);
-  visit_vectors<Shape>(gmem, line, columns, [&](int idx, char* vector, bool inside) {
-    float s[Shape::kVector];
-    uint32_t word[4];
-    widen_vector<Shape>(packs, idx, s);
-#pragma unroll
-    for (int e = 0; e < Shape::kVector; ++e) {
-      const int i = Shape::kVFirst ? e : idx % kLoadsOfStep, c = Shape::kVFirst ? idx % kLoadsOfStep : e;
-      s[e] = write_state(alpha, k[idx / kLoadsOfStep][i], f[c], s[e]);
-    }
-    round_vector<Shape>(s, word);
-    if (inside) ptx::st_global_v4(vector, word);
-  });
-}
-
 template <class Shape>
 constexpr size_t kBytesOfOne = sizeof(float) * Shape::kWarps * 2 * Shape::kKeyDim;
 
 template <class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
-    decode_one(const __grid_constant__ Call call, const __grid_constant__ Cut cut) {
+    decode_one(const __grid_constant__ Call call, const __grid_constant__ Cut cut, const __grid_constant__ Overlap overlap) {
   extern __shared__ float4 smem_tokens[];   // k, q [kKeyDim]: a copy for each warp, 4 KB for four
   constexpr int kLeft = Shape::kLeft;
   const Work work = work_of_piece(cut, blockIdx.x, Shape::kTile);
@@ -92,16 +44,24 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   float* const smem_q = smem_k + Shape::kKeyDim;
   const int own = work.column + place.own_column();
   const bool answers = place.has_w() && place.is_first_copy();
-  if (!call.is_plain) ptx::griddepcontrol_wait();   // before any memory is read; else the addresses come first
-  int slot = call.in.data != nullptr ? work.n : -1, out_slot = call.state.data != nullptr ? work.n : -1;
-  if (!call.is_plain && !find_slots(call, work.n, slot, out_slot)) {
-    const float zeros[kLeft] = {};
-    write_own<Shape>(call, work, own, answers, zeros);
-    return;
-  }
-  char* const gmem_in = share_address<Shape>(call.in, slot, work, place);
   const int columns = call.V - work.column - place.first;
-  if (call.is_plain) ptx::griddepcontrol_wait();
+  // Before the wait no memory is read but slots, and they only as a hint.
+  int slot = call.in.data != nullptr ? work.n : -1, out_slot = call.state.data != nullptr ? work.n : -1;
+  if (overlap.prefetches && !call.is_plain && slot >= 0) {
+    slot = static_cast<int>(hinted_slot_of_row(call.slots, work.n, call.pool_in));
+  }
+  char* gmem_in = share_address<Shape>(call.in, slot, work, place);
+  if (overlap.prefetches && slot >= 0) prefetch_share<Shape>(call.in, gmem_in, columns);
+  ptx::griddepcontrol_wait();
+  if (overlap.opens_early) ptx::griddepcontrol_launch_dependents();
+  if (!call.is_plain) {
+    if (!find_slots(call, work.n, slot, out_slot)) {
+      const float zeros[kLeft] = {};
+      write_own<Shape>(call, work, own, answers, zeros);
+      return;
+    }
+    gmem_in = share_address<Shape>(call.in, slot, work, place);
+  }
 
   Packs<Shape> packs;
   TokenBits<Shape> token = {};
@@ -121,14 +81,15 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   for (int i = 0; i < kLeft; ++i) v[i] = widen_bits(v_bits[i], call.dtype);
   __syncwarp();   // k and q are there
   float u[Shape::kColumns], w[Shape::kColumns], f[Shape::kColumns], left[kLeft], own_o[kLeft], own_f[kLeft];
-  sum_packs<Shape>(smem_k, place, packs, u);
-  sum_packs<Shape>(smem_q, place, packs, w);
-  ptx::griddepcontrol_launch_dependents();   // not before: the next grid's blocks would take this one's places
+  sum_packs<Shape>(smem_k, place.group, packs, u);
+  sum_packs<Shape>(smem_q, place.group, packs, w);
+  // On a full chip not before: the next grid's blocks would take the places of this one's.
+  if (!overlap.opens_early) ptx::griddepcontrol_launch_dependents();
   deal_sums<Shape>(place, u, w, left);
   finish_sums<Shape>(place, scalars, left, v, f, own_o, own_f);
   if (out_slot >= 0) {
-    write_packs<Shape>(share_address<Shape>(call.state, out_slot, work, place), call.state.line, columns, smem_k, place,
-                       packs, scalars.alpha, f);
+    write_packs<Shape>(share_address<Shape>(call.state, out_slot, work, place), call.state.line, columns, smem_k,
+                       place.group, packs, scalars.alpha, f);
   }
   write_own<Shape>(call, work, own, answers, own_o);
 }

@@ -22,9 +22,9 @@ struct Fragment {
   float s[Shape::kSteps][Shape::kOwned][Shape::kColumns];
 };
 
-// Where the share's first vector lies.
-template <class Shape>
-__device__ __forceinline__ char* share_address(const StateRows& state, int slot, const Work& work, const Place<Shape>& place) {
+// Where the share's first vector lies. place: the Shape's.
+template <class Shape, class PlaceOf>
+__device__ __forceinline__ char* share_address(const StateRows& state, int slot, const Work& work, const PlaceOf& place) {
   const int column = work.column + place.first, row = Shape::kOwned * place.group;
   return state.data + wide(slot, state.slot) + wide(work.head, state.head) + wide(Shape::kVFirst ? column : row, state.line) +
          (Shape::kVFirst ? row : column) * static_cast<int>(sizeof(typename Shape::state_t));
@@ -57,6 +57,18 @@ __device__ __forceinline__ void visit_vectors(char* gmem, int line, int columns,
   }
 }
 
+// Asks for the lines of a share on their way to the L2, each by the first of the lanes that lie on it side by side.
+template <class Shape>
+__device__ __forceinline__ void prefetch_share(const StateRows& state, char* gmem, int columns) {
+  constexpr int kLine = 128, kOnLine = kLine / 16;
+  constexpr int kSide = Shape::kVFirst ? Shape::kGroups : (Shape::kColumnLanes < kOnLine ? Shape::kColumnLanes : kOnLine);
+  if (threadIdx.x % kSide != 0) return;
+  visit_vectors<Shape>(gmem, state.line, columns, [&](int idx, const char* vector, bool inside) {
+    const bool is_in_line_before = Shape::kVFirst && idx / Shape::kColumns * kSide * 16 % kLine != 0;
+    if (inside && !is_in_line_before) ptx::prefetch_l2(vector);
+  });
+}
+
 // Issues the loads of a share, with the hint that it is not read again or without. Outside the columns: zeros.
 template <class Shape, bool kStreams>
 __device__ __forceinline__ void load_share(char* gmem, int line, int columns, Packs<Shape>& packs) {
@@ -78,7 +90,7 @@ __device__ __forceinline__ void prefetch_piece(const Call& call, const Cut& cut,
   constexpr int kOfLine = kLineBytes < kLine ? 1 : kLineBytes / kLine, kLines = Shape::kVFirst ? Shape::kTile : Shape::kKeyDim;
   const Work work = work_of_piece(cut, piece, Shape::kTile);
   if (work.n >= call.N) return;
-  const int64_t slot = slot_or_padding(call.slots.given() ? call.slots.peek(work.n) : work.n, call.pool_in);
+  const int64_t slot = hinted_slot_of_row(call.slots, work.n, call.pool_in);
   if (slot < 0) return;
   const char* const tile = call.in.data + wide(static_cast<int>(slot), call.in.slot) + wide(work.head, call.in.head) +
                            wide(work.column, Shape::kVFirst ? call.in.line : kItem);

@@ -23,13 +23,28 @@ __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t smem, uint32_t (&x)[4
                : "memory");
 }
 
-// PTX ISA, "stmatrix" (sm_90 on).
+// A word of shared memory, at the address that lane `source` has.
+__device__ __forceinline__ void st_shared_at(uint32_t smem, int source, uint32_t bytes, uint32_t word) {
+  const uint32_t to = __shfl_sync(0xffffffffu, smem, source) + bytes;
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(word) : "memory");
+}
+
+// PTX ISA, "stmatrix" (sm_90 on); before that each lane stores its words itself.
 __device__ __forceinline__ void stmatrix_x4(uint32_t smem, const uint32_t (&x)[4]) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+  const int row = threadIdx.x % 32 / 4, bytes = threadIdx.x % 4 * 4;
+  st_shared_at(smem, row, bytes, x[0]);
+  st_shared_at(smem, row + 8, bytes, x[1]);
+  st_shared_at(smem, row + 16, bytes, x[2]);
+  st_shared_at(smem, row + 24, bytes, x[3]);
+#else
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(smem), "r"(x[0]), "r"(x[1]),
                "r"(x[2]), "r"(x[3])
                : "memory");
+#endif
 }
 
+// sm_90 on.
 __device__ __forceinline__ void stmatrix_x4_trans(uint32_t smem, const uint32_t (&x)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(smem), "r"(x[0]),
                "r"(x[1]), "r"(x[2]), "r"(x[3])

@@ -5,6 +5,7 @@
 
 #include "../../common/conv.h"
 #include "../../common/gates.h"
+#include "../ptx/cp_async.cuh"
 #include "../tile/pack.cuh"
 #include "call.cuh"
 
@@ -75,27 +76,42 @@ __device__ __forceinline__ void store_row(const Rows& rows, char* gmem, const fl
 struct Channel {
   int key_channel;       // in q | k of the key head; below 0: none of those
   bool is_value;
+  int number, in_row;    // among all channels; bytes from the start of the row of x
   char* window;
   uint32_t x, bias, weight[kMaxTaps], past[kMaxTaps];
 
   __device__ __forceinline__ bool is_any() const { return is_value || key_channel >= 0; }
 
-  __device__ __forceinline__ void load(const StepCall& call, const StepWork& work, int key_dim, int tile, int per_block) {
+  // Which channel it is. Reads no memory.
+  __device__ __forceinline__ void find(const StepCall& call, const StepWork& work, int key_dim, int tile, int per_block) {
     const int thread = static_cast<int>(threadIdx.x), run = thread - tile, wanted = work.rank * per_block + run;
     is_value = run < 0;
     key_channel = run >= 0 && run < per_block && wanted < 2 * key_dim ? wanted : -1;
-    if (!is_any()) return;
     const bool is_k = wanted >= key_dim;
     const int i = is_value ? work.column + thread : wanted - (is_k ? key_dim : 0);
     const int head = is_value ? work.key_head * call.group + work.member : (is_k ? call.key_heads : 0) + work.key_head;
-    const int channel = is_value ? 2 * call.key_heads * key_dim + head * call.V + i : head * key_dim + i;
-    const int in_row = work.key_head * (is_value ? call.v.head : call.q.head) + (is_value ? work.member * call.v.member : 0) +
-                       (!is_value && is_k ? call.from_q_to_k : 0) + i * call.q.element;
-    window = call.window.data + wide(work.slot, call.window_slot) + channel * call.window.row;
+    number = is_value ? 2 * call.key_heads * key_dim + head * call.V + i : head * key_dim + i;
+    in_row = work.key_head * (is_value ? call.v.head : call.q.head) + (is_value ? work.member * call.v.member : 0) +
+             (!is_value && is_k ? call.from_q_to_k : 0) + i * call.q.element;
+  }
+
+  __device__ __forceinline__ char* window_of(const StepCall& call, int slot) const {
+    return call.window.data + wide(slot, call.window_slot) + number * call.window.row;
+  }
+
+  __device__ __forceinline__ void prefetch(const StepCall& call, int slot) const {
+    if (!is_any()) return;
+    ptx::prefetch_l2(window_of(call, slot));
+    ptx::prefetch_l2(call.weight.data + number * call.weight.row);
+  }
+
+  __device__ __forceinline__ void load(const StepCall& call, const StepWork& work) {
+    if (!is_any()) return;
+    window = window_of(call, work.slot);
     x = load_bits((is_value ? call.v.data : call.q.data) + wide(work.n, call.q.row) + in_row, call.q.dtype, 0);
     load_row(call.window, window, past);
-    load_row(call.weight, call.weight.data + channel * call.weight.row, weight);
-    if (call.bias.data != nullptr) bias = load_bits(element(call.bias, channel), call.bias.dtype, 0);
+    load_row(call.weight, call.weight.data + number * call.weight.row, weight);
+    if (call.bias.data != nullptr) bias = load_bits(element(call.bias, number), call.bias.dtype, 0);
   }
 
   // The channel's q, k or v, as a tensor of the projection's dtype would hold it; the window moves on, in memory.

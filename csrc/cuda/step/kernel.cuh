@@ -28,10 +28,12 @@
 namespace gdn::cuda {
 namespace {
 
-// How a call is cut: blocks of a cluster, tiles of a head, channels of q | k a block (a multiple of 4).
+// How a call is cut: blocks of a cluster, tiles of a head, channels of q | k a block (a multiple of 4). prefetches: a block
+// asks for its state, windows and weights while the grid before this one still runs.
 struct StepCut {
   int blocks, tiles, per_block;
   Divider key_heads, tiles_of_head;
+  bool prefetches;
 };
 
 // Shared memory in floats.
@@ -101,8 +103,7 @@ __device__ __forceinline__ void write_share(char* gmem, int line, const float* s
       for (int e = 0; e < Share::kVector; ++e) {
         s[e] = write_state(alpha, k[Share::kVFirst ? e : place], f[Share::kVFirst ? place : e], s[e]);
       }
-      ptx::st_global_streaming_v4(gmem + share_offset<Share>(step, place, line),
-                                  round_to_pack<state_t, Share::kVector>(s).word);
+      ptx::st_global_v4(gmem + share_offset<Share>(step, place, line), round_to_pack<state_t, Share::kVector>(s).word);
     }
   }
 }
@@ -125,6 +126,27 @@ __device__ __forceinline__ StepWork work_of_block(const StepCall& call, const St
   const int cluster = static_cast<int>(ptx::cluster_id()), rank = static_cast<int>(ptx::cluster_rank());
   const int n = static_cast<int>(cut.key_heads.quotient(cluster)), member = static_cast<int>(cut.tiles_of_head.quotient(rank));
   return {n, cluster - n * call.key_heads, member, (rank - member * cut.tiles) * tile, rank, -1};
+}
+
+// Bytes from a slot's first element to the first of the thread's share.
+template <class Share>
+__device__ __forceinline__ int share_in_slot(const StepCall& call, const StepWork& work, const SharePlace<Share>& place) {
+  const int first = work.column + place.first, row = Share::kOwned * place.group;
+  return (work.key_head * call.group + work.member) * call.state_head + (Share::kVFirst ? first : row) * call.state_line +
+         (Share::kVFirst ? row : first) * Share::kBytes;
+}
+
+// Asks for the lines of a share on their way to the L2, each by the first of the lanes that lie on it side by side.
+template <class Share>
+__device__ __forceinline__ void prefetch_share(const char* gmem, int line) {
+  constexpr int kLine = 128, kSide = Share::kVFirst ? Share::kGroupLanes : Share::kColumnLanes;
+  if (threadIdx.x % kSide * 16 % kLine != 0) return;
+#pragma unroll
+  for (int step = 0; step < Share::kSteps; ++step) {
+    if (Share::kVFirst && kResidues * Share::kBytes * step % kLine != 0) continue;   // in the line before
+#pragma unroll
+    for (int place = 0; place < Share::kOfStep; ++place) ptx::prefetch_l2(gmem + share_offset<Share>(step, place, line));
+  }
 }
 
 // Everything after the loads are under way.
@@ -192,6 +214,16 @@ __global__ void __launch_bounds__(Share::kThreads, kBlocksOfSm)
     ptx::cluster_arrive_relaxed();
     StepWork work = work_of_block(call, cut, Share::kTile);
     const SharePlace<Share> place(threadIdx.x);
+    const int in_slot = share_in_slot<Share>(call, work, place);
+    Channel channel = {};
+    channel.find(call, work, Share::kKeyDim, Share::kTile, cut.per_block);
+    if (cut.prefetches) {   // before the wait no memory is read but slots, and they only as a hint
+      const int slot = static_cast<int>(hinted_slot_of_row(call.slots, work.n, call.pool));
+      if (slot >= 0) {
+        prefetch_share<Share>(call.state + wide(slot, call.state_slot) + in_slot, call.state_line);
+        channel.prefetch(call, slot);
+      }
+    }
     ptx::griddepcontrol_wait();
     ptx::griddepcontrol_launch_dependents();
     work.slot = static_cast<int>(slot_of_row(call.slots, work.n, call.pool));
@@ -200,15 +232,10 @@ __global__ void __launch_bounds__(Share::kThreads, kBlocksOfSm)
       ptx::cluster_wait();
       return;
     }
-    Channel channel = {};
     Gates gates;
     NormColumn column = {};
-    channel.load(call, work, Share::kKeyDim, Share::kTile, cut.per_block);
-    const int first = work.column + place.first, row = Share::kOwned * place.group;
-    char* const gmem_state = call.state + wide(work.slot, call.state_slot) +
-                             ((work.key_head * call.group + work.member) * call.state_head +
-                              (Share::kVFirst ? first : row) * call.state_line +
-                              (Share::kVFirst ? row : first) * Share::kBytes);
+    channel.load(call, work);
+    char* const gmem_state = call.state + wide(work.slot, call.state_slot) + in_slot;
     const uint32_t smem_state = ptx::shared_address(smem + Smem::kState) + 16 * threadIdx.x;
 #pragma unroll
     for (int step = 0; step < Share::kSteps; ++step) {

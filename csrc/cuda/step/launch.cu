@@ -23,6 +23,13 @@ int pick_tile(const StepParams& p) {
   return 0;
 }
 
+// Whether a grid asks for its memory before the one before it is done: the fastest measured (NOTES.md).
+template <class Share, int kBlocksOfSm>
+bool pick_prefetch(int64_t blocks) {
+  constexpr int64_t kFewRounds = 4;
+  return (Share::kBytes == 2 && !Share::kVFirst) || blocks <= kFewRounds * kBlocksOfSm * num_multiprocessors();
+}
+
 template <class Share, int kBlocksOfSm>
 const char* launch_share(const StepParams& p, void* stream) {
   const Dims& d = p.dims;
@@ -32,13 +39,15 @@ const char* launch_share(const StepParams& p, void* stream) {
   cut.key_heads = divider(static_cast<uint32_t>(d.Hk));
   cut.tiles_of_head = divider(static_cast<uint32_t>(cut.tiles));
   cut.per_block = static_cast<int>(ceil_div(ceil_div(2 * d.K, cut.blocks), 4) * 4);
-  return launch_clusters_early(step_kernel<Share, kBlocksOfSm>, cut.blocks, d.N * d.Hk * cut.blocks, Share::kThreads,
+  const int64_t blocks = d.N * d.Hk * cut.blocks;
+  cut.prefetches = pick_prefetch<Share, kBlocksOfSm>(blocks);
+  return launch_clusters_early(step_kernel<Share, kBlocksOfSm>, cut.blocks, blocks, Share::kThreads,
                                sizeof(float) * StepSmem<Share>::kFloats, stream, call_of(p), cut);
 }
 
 template <class state_t, bool kVFirst, int kSteps>
 const char* launch_tile(const StepParams& p, int tile, void* stream) {
-  constexpr int kBlocksOfSm = 5;   // the fastest measured (NOTES.md) that does not spill
+  constexpr int kBlocksOfSm = sizeof(state_t) == 2 && !kVFirst ? 6 : 5;   // the fastest measured (NOTES.md) that does not spill
   if (tile == 32) return launch_share<Share<state_t, kVFirst, kSteps, 32, kThreads>, kBlocksOfSm>(p, stream);
   return launch_share<Share<state_t, kVFirst, kSteps, 64, kThreads>, kBlocksOfSm>(p, stream);
 }

@@ -39,10 +39,10 @@ __device__ __forceinline__ void invert_unit_lower_16(const float* smem_a, int co
 #pragma unroll
     for (int m = 0; m < i; m += 4) {
       const float4 a = row[m / 4];
-      sum -= a.x * x[m];
-      if (m + 1 < i) sum -= a.y * x[m + 1];
-      if (m + 2 < i) sum -= a.z * x[m + 2];
-      if (m + 3 < i) sum -= a.w * x[m + 3];
+      sum = fmaf(-a.x, x[m], sum);   // said, not left to the compiler: sections differ in whether it may fuse
+      if (m + 1 < i) sum = fmaf(-a.y, x[m + 1], sum);
+      if (m + 2 < i) sum = fmaf(-a.z, x[m + 2], sum);
+      if (m + 3 < i) sum = fmaf(-a.w, x[m + 3], sum);
     }
     x[i] = ptx::opaque(sum);   // computed here, beside the loads, not behind a later branch
 #pragma unroll

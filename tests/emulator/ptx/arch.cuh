@@ -10,7 +10,10 @@ constexpr bool kHasWgmma = true;
 constexpr bool kHasClusters = true;
 
 inline int opaque(int x) { return x; }
-inline float opaque(float x) { return x; }
+inline float opaque(float x) {
+  volatile float kept = x;
+  return kept;
+}
 inline void trap() { emulated::fail("trap"); }
 
 }  // namespace gdn::cuda::ptx

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// one.cuh's step on a K-first state, a column's rows spread over the warps of a block: exact, one token a sequence.
+//     S <- exp(g) S;   d = beta (v - S^T k);   S <- S + k d^T;   o = scale S^T q
+// Bound by the bytes of S. A warp that holds whole columns reads 64 or 128 bytes of a row; here a block's tile of columns
+// is as wide as a warp reads a row, 128 to 256 bytes side by side, and the sums u and w meet in shared memory. Each warp
+// stages k and q for itself; one barrier of the block, before its warps' sums are added.
+// Grid    a block a piece: sequence (slowest), value head, tile of V (fastest).   Block: tile/share.cuh's Share.
+// Reads   q k [Hk, K], v [Hv, V], g beta [Hv]; S [K, V] once.   Writes   o [Hv, V]; S once.
+// Order   the sums of rule.h: same bits as the recurrence, whatever the tile.
+// Needs   dense rows of one token; K = 32 kSteps; a K-first state, vectors of 16 bytes along V; the elements of a row of
+//         q, k, v side by side; sm_80 on.
+#pragma once
+
+#include "../ptx/pdl.cuh"
+#include "../tile/share.cuh"
+#include "keep.cuh"
+#include "stage.cuh"
+
+namespace gdn::cuda {
+namespace {
+
+// Shared memory, in floats: k, q [kKeyDim], a copy for each warp; v [kTile]; the sums [warp of a column][u, w][kTile].
+template <class Share>
+struct SmemOfAcross {
+  static constexpr int kV = Share::kWarps * 2 * Share::kKeyDim, kSums = kV + Share::kTile;
+  static constexpr size_t kBytes = sizeof(float) * (kSums + Share::kWarpsOfColumn * 2 * Share::kTile);
+
+  static_assert(Share::kTile <= Share::kThreads, "a thread stages at most one v");
+};
+
+// The sums of S * x over the warp's rows, to smem_sums: the lane's columns of [kTile].
+template <class Share>
+__device__ __forceinline__ void sum_of_warp(const float* smem_x, const SharePlace<Share>& place, const Packs<Share>& packs,
+                                            float* smem_sums) {
+  float sum[Share::kColumns];
+  sum_packs<Share>(smem_x, place.group, packs, sum);
+#pragma unroll
+  for (int width = 1; width < Share::kGroupLanes; width *= 2) {
+#pragma unroll
+    for (int c = 0; c < Share::kColumns; ++c) {
+      sum[c] = add(sum[c], __shfl_xor_sync(kAllLanes, sum[c], width * Share::kNeighbour));
+    }
+  }
+  if (place.group_lane == 0) store_floats<Share::kColumns>(smem_sums, sum);
+}
+
+// The tree over the warps of one column's sums.
+template <class Share>
+__device__ __forceinline__ float column_of_warps(const float* smem_sums) {
+  float part[Share::kWarpsOfColumn];
+#pragma unroll
+  for (int warp = 0; warp < Share::kWarpsOfColumn; ++warp) part[warp] = smem_sums[warp * 2 * Share::kTile];
+#pragma unroll
+  for (int width = 1; width < Share::kWarpsOfColumn; width *= 2) {
+#pragma unroll
+    for (int warp = 0; warp < Share::kWarpsOfColumn; warp += 2 * width) part[warp] = add(part[warp], part[warp + width]);
+  }
+  return part[0];
+}
+
+template <class Share, int kBlocks>
+__global__ void __launch_bounds__(Share::kThreads, kBlocks)
+    decode_across(const __grid_constant__ Call call, const __grid_constant__ Cut cut, const __grid_constant__ Overlap overlap) {
+  extern __shared__ float4 smem_tokens[];   // SmemOfAcross: 6.3 KB for four warps and 64 columns
+  constexpr int kColumns = Share::kColumns;
+  const Work work = work_of_piece(cut, blockIdx.x, Share::kTile);
+  const SharePlace<Share> place(threadIdx.x);
+  float* const smem = reinterpret_cast<float*>(smem_tokens);
+  float* const smem_k = smem + threadIdx.x / 32 * (2 * Share::kKeyDim);
+  float* const smem_q = smem_k + Share::kKeyDim;
+  float* const smem_v = smem + SmemOfAcross<Share>::kV;
+  float* const smem_sums = smem + SmemOfAcross<Share>::kSums;
+  const int own = work.column + place.own_column(), columns = call.V - work.column - place.first;
+  const bool answers = place.answers() && own < call.V;
+  // Before the wait no memory is read but slots, and they only as a hint.
+  int slot = call.in.data != nullptr ? work.n : -1, out_slot = call.state.data != nullptr ? work.n : -1;
+  if (overlap.prefetches && !call.is_plain && slot >= 0) {
+    slot = static_cast<int>(hinted_slot_of_row(call.slots, work.n, call.pool_in));
+  }
+  char* gmem_in = share_address<Share>(call.in, slot, work, place);
+  if (overlap.prefetches && slot >= 0) prefetch_share<Share>(call.in, gmem_in, columns);
+  ptx::griddepcontrol_wait();
+  if (overlap.opens_early) ptx::griddepcontrol_launch_dependents();
+  if (!call.is_plain) {
+    if (!find_slots(call, work.n, slot, out_slot)) {   // the whole block
+      if (answers) store_float(token_address(call.out, work.n, 0, work.head) + own * call.out_dim, call.out_dtype, 0, 0.0f);
+      return;
+    }
+    gmem_in = share_address<Share>(call.in, slot, work, place);
+  }
+
+  Packs<Share> packs;
+  TokenBits<Share> token = {};
+  load_share<Share, false>(gmem_in, call.in.line, slot >= 0 ? columns : 0, packs);
+  load_token<Share>(call, work, work.n, 0, threadIdx.x % 32, token);
+  const int staged = work.column + static_cast<int>(threadIdx.x);
+  const bool stages = threadIdx.x < Share::kTile && staged < call.V;
+  const uint32_t v_bits = stages ? load_bits(token_address(call.v, work.n, 0, work.head), call.dtype, staged) : 0;
+
+  const StepScalars scalars = stage_token<Share>(call, token, threadIdx.x % 32, smem_k, smem_q);
+  if (threadIdx.x < Share::kTile) smem_v[threadIdx.x] = widen_bits(v_bits, call.dtype);
+  __syncwarp();   // k and q are there
+  float* const mine = smem_sums + place.warp_of_column * 2 * Share::kTile + place.first;
+  sum_of_warp<Share>(smem_k, place, packs, mine);
+  sum_of_warp<Share>(smem_q, place, packs, mine + Share::kTile);
+  // On a full chip not before: the next grid's blocks would take the places of this one's.
+  if (!overlap.opens_early) ptx::griddepcontrol_launch_dependents();
+  __syncthreads();   // v and all warps' sums are there
+  float u[kColumns], v[kColumns], f[kColumns], own_f = 0.0f;
+  sum_of_warps<Share>(smem_sums + place.first, u);
+  load_floats<kColumns>(smem_v + place.first, v);
+#pragma unroll
+  for (int c = 0; c < kColumns; ++c) {
+    f[c] = write_factor(scalars.neg_alpha_sk, scalars.beta, scalars.sk, u[c], v[c]);
+    own_f = place.group == c ? f[c] : own_f;
+  }
+  if (out_slot >= 0) {
+    write_packs<Share>(share_address<Share>(call.state, out_slot, work, place), call.state.line, columns, smem_k, place.group,
+                       packs, scalars.alpha, f);
+  }
+  if (answers) {
+    const float w = column_of_warps<Share>(smem_sums + Share::kTile + place.own_column());
+    const float o = read_output(scalars.scale_sq, scalars.kq, scalars.alpha, own_f, w);
+    store_float(token_address(call.out, work.n, 0, work.head) + own * call.out_dim, call.out_dtype, 0, o);
+  }
+}
+
+}  // namespace
+}  // namespace gdn::cuda
