@@ -24,7 +24,7 @@ from .helpers import (
 
 NORM = {"use_qk_l2norm": True}
 NAN = float("nan")
-LONG = 2048  # tokens of two heads that are cut
+LONG = 3072  # tokens of two heads that are cut
 each_half = pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16), ids=short)
 
 

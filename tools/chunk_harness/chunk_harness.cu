@@ -428,6 +428,7 @@ int main(int argc, char** argv) {
   if (wants("check")) bad += run_checks(filter);
   if (wants("bits")) bad += run_bits();
   if (wants("scan")) bad += check_scan("") + check_order() + check_checkpoints();
+  if (wants("storm")) bad += check_storm();
   if (wants("time")) run_times(false);
   if (wants("scantime")) time_scan();
   if (wants("rowtime")) time_rows();

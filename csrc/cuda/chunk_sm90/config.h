@@ -32,7 +32,7 @@ struct alignas(1024) SharedMemory {
   float out_factor[kValueTile];           // scale 2^exponent of each row of s
   uint64_t full[kStages];                 // the stage is copied; one arrival and its bytes. All who read wait
   uint64_t v_ready[2];                    // V is copied, an arrival of each thread that did; one phase in two chunks
-  // Between groups, an arrival from each warp, one phase a chunk (v: one in two): written; read.
+  // Between groups, an arrival from each thread, one phase a chunk (v: one in two): written; read.
   uint64_t v_free[2], s_ready, s_free, o_ready, o_free;   // s: and u, out_factor
 };
 

@@ -117,9 +117,9 @@ __device__ __forceinline__ void init_barriers(SharedMemory<kKeyDim>& smem) {
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     init(smem.v_ready[i], kGroupThreads);
-    init(smem.v_free[i], 4);
+    init(smem.v_free[i], kGroupThreads);
   }
-  for (uint64_t* barrier : {&smem.s_ready, &smem.s_free, &smem.o_ready, &smem.o_free}) init(*barrier, 4);
+  for (uint64_t* barrier : {&smem.s_ready, &smem.s_free, &smem.o_ready, &smem.o_free}) init(*barrier, kGroupThreads);
   ptx::fence_mbarrier_init();
 }
 

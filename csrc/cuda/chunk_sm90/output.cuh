@@ -93,12 +93,12 @@ __device__ __forceinline__ void run_output(int length, const Writer<out_t>& writ
     ptx::wgmma_wait_group<0>();   // S^T q^T, U^T P^T
     hold(o);
     hold(written);
-    arrive(smem.s_free, lane);
+    arrive(smem.s_free);
     observer.phase(Phase::kOut);
     mix(decay, factor, written, o);
     wait_phase(smem.o_free, parity ^ 1);
     writer.write(o, smem.o, first, min(length - first, kChunk));
-    arrive(smem.o_ready, lane);   // and the stage is read
+    arrive(smem.o_ready);   // and the stage is read
     observer.phase(Phase::kStored);
     turn = turn.next();
   }

@@ -42,9 +42,9 @@ struct alignas(1024) SegmentMemory {
   ChainStage<kKeyDim> stage[kChainStages];        // 4 x 25 KB; chunk c in stage c % 4
   uint16_t v[kChains][2][kChunk * kValueTile];    // of each chain, as in SharedMemory; 2 x 16 KB
   float panel[kChains][64 * 64];                  // of each chain, for move_state; 2 x 16 KB
-  // Copied (one arrival and its bytes); read (an arrival from each warp of the chains that run).
+  // Copied (one arrival and its bytes); read (an arrival of each thread of the chains that run).
   uint64_t full[kChainStages], empty[kChainStages];
-  // V of a chain: an arrival of each thread that copied it; read, an arrival from each warp.
+  // V of a chain: an arrival of each thread that copied it; read, an arrival of each thread of the chain.
   uint64_t v_ready[kChains][2], v_free[kChains][2];
 };
 
@@ -83,7 +83,7 @@ __device__ __forceinline__ void take_chain_values(bool has_values, int chunk, in
   const int half = chunk % 2;
   wait_phase(smem.v_ready[group][half], chunk / 2 % 2);
   read_values<io_t>(smem.v[group][half], warp, lane, v, of_v);
-  arrive(smem.v_free[group][half], lane);
+  arrive(smem.v_free[group][half]);
 }
 
 // A chain through all chunks of a segment, at least one: the equations and the order of state.cuh.
@@ -144,7 +144,7 @@ __device__ __forceinline__ void run_chain(bool has_values, int num_chunks, int g
     ptx::wgmma_wait_group<0>();   // S
     hold(state.s[kPanels - 1]);
     hold(x);
-    arrive(smem.empty[slot], lane);
+    arrive(smem.empty[slot]);
     finish_operand(of_v, next_decay, state, largest);
   }
 }
@@ -227,11 +227,11 @@ template <int kKeyDim>
 __device__ __forceinline__ void init_chain_barriers(int num_chains, SegmentMemory<kKeyDim>& smem) {
   for (int i = 0; i < kChainStages; ++i) {
     ptx::mbarrier_init(ptx::shared_address(&smem.full[i]), 1);
-    ptx::mbarrier_init(ptx::shared_address(&smem.empty[i]), 4 * num_chains);
+    ptx::mbarrier_init(ptx::shared_address(&smem.empty[i]), kGroupThreads * num_chains);
   }
   for (int i = 0; i < 2 * kChains; ++i) {
     ptx::mbarrier_init(ptx::shared_address(&smem.v_ready[i / 2][i % 2]), kGroupThreads);
-    ptx::mbarrier_init(ptx::shared_address(&smem.v_free[i / 2][i % 2]), 4);
+    ptx::mbarrier_init(ptx::shared_address(&smem.v_free[i / 2][i % 2]), kGroupThreads);
   }
   ptx::fence_mbarrier_init();
 }

@@ -116,7 +116,7 @@ __device__ __forceinline__ void take_values(int chunk, int warp, int lane, Share
                                             int (&of_v)[2]) {
   wait_phase(smem.v_ready[chunk % 2], chunk / 2 % 2);
   read_values<io_t>(smem.v[chunk % 2], warp, lane, v, of_v);
-  arrive(smem.v_free[chunk % 2], lane);
+  arrive(smem.v_free[chunk % 2]);
 }
 
 // Chunks first .. end - 1 of the segment; `state` holds S before and behind them, as in a call that starts or ends there. The
@@ -185,7 +185,7 @@ __device__ __forceinline__ void run_state(const Work& work, int first, int end, 
       next_decay = smem.stage[turn.slot].solved.gates.decay[kChunk - 1];
     }
     write_write(sums, smem.u, warp, lane);
-    arrive(smem.s_ready, lane);   // the fence to the tensor cores is the reader's: it would hold this group up
+    arrive(smem.s_ready);   // the fence to the tensor cores is the reader's: it would hold this group up
     observer.phase(Phase::kHanded);
     largest[0] = largest[1] = 0;
     if constexpr (kKeyDim == 128) {   // the first panel is rounded while the second is under way

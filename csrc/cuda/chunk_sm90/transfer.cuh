@@ -78,7 +78,6 @@ struct Copier {
 template <class out_t, int kKeyDim, class Observer>
 __device__ __forceinline__ void run_transfer(int length, const Tokens& v, const Tokens& out, Copier<kKeyDim>& copier,
                                              SharedMemory<kKeyDim>& smem, const Observer& observer) {
-  const int lane = v.thread % 32;
   const int num_chunks = (length + kChunk - 1) / kChunk;
   const bool copies = v.thread == 0;
   if (copies) {
@@ -106,10 +105,10 @@ __device__ __forceinline__ void run_transfer(int length, const Tokens& v, const 
     if constexpr (sizeof(out_t) == 2) {
       Words<16> x[kChunk / kTokensAtOnce];
       out.read(smem.o, x);
-      arrive(smem.o_free, lane);
+      arrive(smem.o_free);
       out.write(chunk * kChunk, length, x);
     } else {
-      arrive(smem.o_free, lane);
+      arrive(smem.o_free);
     }
   }
 }
