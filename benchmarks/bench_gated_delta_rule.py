@@ -9,14 +9,14 @@ FFMA_PER_STATE_ELEMENT = 4          # rule.h: two sums, a multiply and an fma
 FP32_LANES, BOOST_HZ = 132 * 128, 1.98e9
 
 
-def inputs(batch, length, dtype, seed=0):
+def inputs(batch, length, dtype, seed=0, heads=(KEY_HEADS, VALUE_HEADS)):
     generator = torch.Generator(device="cuda").manual_seed(seed)
 
-    def normal(heads):
-        return torch.randn(batch, length, heads, HEAD_DIM, device="cuda", generator=generator).to(dtype)
+    def normal(count):
+        return torch.randn(batch, length, count, HEAD_DIM, device="cuda", generator=generator).to(dtype)
 
-    gates = torch.randn(2, batch, length, VALUE_HEADS, device="cuda", generator=generator)
-    return (normal(KEY_HEADS), normal(KEY_HEADS), normal(VALUE_HEADS), torch.nn.functional.logsigmoid(gates[0]),
+    gates = torch.randn(2, batch, length, heads[1], device="cuda", generator=generator)
+    return (normal(heads[0]), normal(heads[0]), normal(heads[1]), torch.nn.functional.logsigmoid(gates[0]),
             torch.sigmoid(gates[1]))
 
 

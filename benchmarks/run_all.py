@@ -11,6 +11,7 @@ HERE = Path(__file__).resolve().parent
 ON_GPU = (
     "bench_gated_delta_rule.py",
     "bench_gated_delta_step.py",
+    "bench_prefill.py",
     "bench_modes.py",
     "bench_around_the_rule.py",
     "bench_serving.py",

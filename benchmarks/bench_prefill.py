@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""mode="chunk" on a GPU: long sequences, dense and packed, at several numbers of heads; its error against float64.
+
+"best peer ms" is the fastest of FlashInfer 0.7.4, FlashQLA 0.1.3 and flash-linear-attention 0.6.0 as measured once on an
+H200 with torch 2.11, by graph replay: not in this run. flash-linear-attention's error on the same inputs is printed where
+it is installed.
+"""
+
+import importlib.util
+
+import torch
+from bench_gated_delta_rule import HEAD_DIM, inputs
+from harness import Report, graph_microseconds, load_kernel, out_argument
+
+# Lengths of the sequences, key and value heads, the best peer's ms.
+SHAPES = (
+    ((512,), 16, 48, 0.0377),
+    ((2048,), 16, 48, 0.1119),
+    ((8192,), 16, 48, 0.364),
+    ((32768,), 16, 48, 1.290),
+    ((131072,), 16, 48, 5.08),
+    ((2048,) * 4, 16, 48, 0.2055),
+    ((28672, 4096), 16, 48, 1.273),
+    ((4096, 28672), 16, 48, 1.273),
+    ((8192,), 16, 64, 0.412),
+    ((4096,) * 8, 16, 64, 0.760),
+    ((1024,) * 8, 16, 64, 0.225),
+    ((8192,), 16, 32, 0.249),
+    ((2048,), 2, 8, 0.0633),
+    ((8192,), 2, 8, 0.1147),
+    ((32768,), 2, 8, 0.2376),
+)
+FORMS = {
+    "": {},
+    "no l2norm": {"use_qk_l2norm": False},
+    "scan off": {"scan": "off"},
+    "high": {"precision": "high"},
+    "checkpoint_every=1024": {"checkpoint_every": 1024},
+}
+MORE_FORMS = {((8192,), 16, 48): ("no l2norm", "high", "checkpoint_every=1024"), ((8192,), 2, 8): ("scan off",)}
+
+
+def time_of(kernel, lengths, heads, **options):
+    tokens = sum(lengths)
+    q, k, v, g, beta = inputs(1, tokens, torch.bfloat16, heads=heads)
+    if not options.get("use_qk_l2norm", True):
+        q, k = (torch.nn.functional.normalize(x.float(), dim=-1).to(x.dtype) for x in (q, k))
+    offsets = torch.tensor((0, *lengths), device="cuda", dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    state = kernel.new_state(len(lengths), heads[1], HEAD_DIM, HEAD_DIM, device="cuda")
+    out = torch.empty_like(v)
+    if "checkpoint_every" in options:
+        options["checkpoints"] = torch.empty(tokens // options["checkpoint_every"], *state.shape[1:], device="cuda")
+
+    def call():
+        options_of_call = {"use_qk_l2norm": True, "mode": "chunk", "out": out, **options}
+        if len(lengths) > 1:
+            options_of_call["cu_seqlens"] = offsets
+        kernel.gated_delta_rule(q, k, v, g, beta, state, **options_of_call)
+
+    return graph_microseconds([call], replays=10) / 1e3
+
+
+def bench_times(kernel, report):
+    for lengths, key_heads, value_heads, peer in SHAPES:
+        for form in ("", *MORE_FORMS.get((lengths, key_heads, value_heads), ())):
+            time = time_of(kernel, lengths, (key_heads, value_heads), **dict(FORMS[form]))
+            name = f"{lengths[0]}x{len(lengths)}" if len(set(lengths)) == 1 else "+".join(map(str, lengths))
+            report.row(name, f"{key_heads}/{value_heads}", form, time, peer, peer / time)
+
+
+def in_float64(q, k, v, g, beta):
+    """Output and final state of one sequence from zero, token by token."""
+    q, k, v, g, beta = (x[0].double() for x in (q, k, v, g, beta))
+    q, k = (x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt() for x in (q, k))
+    q, k = (x.repeat_interleave(v.shape[1] // x.shape[1], 1) for x in (q, k))
+    state, out = torch.zeros(v.shape[1], HEAD_DIM, HEAD_DIM, device="cuda", dtype=torch.float64), torch.empty_like(v)
+    for t in range(v.shape[0]):
+        state *= g[t].exp()[:, None, None]
+        delta = beta[t][:, None] * (v[t] - torch.einsum("hkv,hk->hv", state, k[t]))
+        state += k[t][:, :, None] * delta[:, None, :]
+        out[t] = torch.einsum("hkv,hk->hv", state, q[t]) * HEAD_DIM**-0.5
+    return out[None], state[None]
+
+
+def relative_rms(actual, expected):
+    return ((actual.double() - expected).square().mean() / expected.square().mean()).sqrt().item()
+
+
+def bench_errors(kernel, report):
+    heads, length = (2, 4), 1024
+    for dtype in (torch.bfloat16, torch.float16):
+        for keys in ("random", "correlated"):
+            q, k, v, g, beta = inputs(1, length, dtype, heads=heads)
+            if keys == "correlated":
+                q, k = ((x[:, :1].float() + 0.2 * x.float()).to(dtype) for x in (q, k))
+            expected = in_float64(q, k, v, g, beta)
+            for precision in ("fp16", "high"):
+                state = kernel.new_state(1, heads[1], HEAD_DIM, HEAD_DIM, device="cuda")
+                out = torch.empty_like(v, dtype=torch.float32 if precision == "high" else dtype)
+                options = {"use_qk_l2norm": True, "mode": "chunk", "precision": precision, "out": out}
+                kernel.gated_delta_rule(q, k, v, g, beta, state, **options)
+                errors = [relative_rms(*pair) for pair in zip((out, state), expected)]
+                report.row(str(dtype)[6:], keys, precision, *errors)
+            if importlib.util.find_spec("fla"):
+                from fla.ops.gated_delta_rule import chunk_gated_delta_rule
+
+                result = chunk_gated_delta_rule(
+                    q, k, v, g, beta, output_final_state=True, use_qk_l2norm_in_kernel=True
+                )
+                errors = [relative_rms(*pair) for pair in zip(result, expected)]
+                report.row(str(dtype)[6:], keys, "fla", *errors)
+
+
+def main():
+    kernel = load_kernel()
+    columns = ("inputs", "keys", "precision", "error of o", "error of the state")
+    report = Report("prefill_errors", columns, out_argument())
+    bench_errors(kernel, report)
+    report.save()
+    columns = ("sequences", "heads", "form", "ms", "best peer ms", "times faster")
+    report = Report("prefill", columns, out_argument())
+    bench_times(kernel, report)
+    report.save()
+
+
+if __name__ == "__main__":
+    main()
