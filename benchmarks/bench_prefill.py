@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """mode="chunk" on a GPU: long sequences, dense and packed, at several numbers of heads; its error against float64.
 
-"best peer ms" is the fastest of FlashInfer 0.7.4, FlashQLA 0.1.3 and flash-linear-attention 0.6.0 as measured once on an
-H200 with torch 2.11, by graph replay: not in this run. flash-linear-attention's error on the same inputs is printed where
-it is installed.
+"best peer ms" is the fastest of FlashInfer 0.7.4, FlashQLA 0.1.3 and flash-linear-attention 0.6.0 as measured once on
+an H200 with torch 2.11, by graph replay: not in this run. flash-linear-attention's error on the same inputs is printed
+where it is installed.
 """
 
 import importlib.util
