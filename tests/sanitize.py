@@ -57,8 +57,14 @@ def run_chunk(kernel, torch, smaller):
             options = {"use_qk_l2norm": True, "mode": "chunk", "out": out}
             kernel.gated_delta_rule(q, k, v, g, beta, pool, slots=slots, **options)
             kernel.gated_delta_rule(q, k, v, g, beta, pool, slots=slots, precision="high", **options)
-        kept = torch.empty(8, 2, 128, 128, device="cuda")  # the mma.sync kernel at normal precision
+        kept = torch.empty(8, 2, 128, 128, device="cuda")
         kernel.gated_delta_rule(q, k, v, g, beta, pool, slots=slots, checkpoint_every=64, checkpoints=kept, **options)
+        narrow, kept = torch.randn(4, 2, 128, 80, device="cuda"), torch.empty(8, 2, 128, 80, device="cuda")
+        options = {"checkpoint_every": 64, "checkpoints": kept, "use_qk_l2norm": True, "mode": "chunk"}
+        kernel.gated_delta_rule(q, k, v[..., :80], g, beta, narrow, slots=slots, **options)  # mma.sync, normal precision
+        if not smaller:  # cut into segments, as if one sequence
+            x = [y.flatten(0, 1).unsqueeze(0).repeat(1, 5, *[1] * (y.ndim - 2)) for y in (q, k, v, g, beta)]
+            kernel.gated_delta_rule(*x, pool[:1], use_qk_l2norm=True)
         slots = torch.tensor([3, 0, -1, 1], device="cuda")
         cu_seqlens = torch.tensor([1, 4, 131, 200, 290], device="cuda", dtype=torch.int32)
         row = [x[:1] for x in (q, k, v, g, beta)]

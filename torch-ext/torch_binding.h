@@ -12,8 +12,8 @@ using torch::stable::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 
 // in_place: the sequences start from what `state` holds. Otherwise they start from initial_state (zero without one) and
-// `state` is only written. mode: 0 recurrent, 1 chunk, 2 auto, as RuleMode in csrc/common/params.h. is_high_precision, may_scan:
-// of the chunk kernels, precision="high" and scan="auto".
+// `state` is only written. mode: 0 recurrent, 1 chunk, 2 auto, as RuleMode in csrc/common/params.h. is_high_precision,
+// may_scan: of the chunk kernels, precision="high" and scan="auto".
 void gated_delta_rule(Tensor q, Tensor k, Tensor v, OptionalTensor g, OptionalTensor beta, OptionalTensor initial_state,
                       OptionalTensor state, bool in_place, Tensor out, double scale, bool use_qk_l2norm, bool gate_is_linear,
                       int64_t mode, bool is_high_precision, bool may_scan, OptionalTensor cu_seqlens, OptionalTensor slots,

@@ -32,9 +32,9 @@ struct RuleParams {
   bool gate_is_linear;           // g holds alpha itself, not its logarithm
   RuleMode mode;                 // which kernel; the CPU has one for all
   bool is_high_precision;        // of the chunk kernels: operands split in two, so that products keep fp32's digits
-  bool may_scan;                 // of the chunk kernels: a sequence may be split over the device; only repeats keep their bits then
+  bool may_scan;                 // of Hopper's chunk kernel: a long row may be cut; then only repeats keep their bits
   RowRange rows;
-  int64_t segment_tokens;        // of the chunk kernels: rows are cut every so many tokens for the two-level scan; 0: not
+  int64_t segment_tokens;        // of that kernel, set by its launcher: tokens from cut to cut of a row; 0: none
   View checkpoints;              // [total_checkpoints, Hv, K, V], written; not given: none
   int64_t total_checkpoints;
   int64_t checkpoint_every;      // tokens between two of a sequence, a multiple of 64

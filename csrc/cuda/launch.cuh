@@ -108,8 +108,8 @@ const char* launch_clusters_early(void (*kernel)(Params...), int cluster_blocks,
                    std::forward<Args>(args)...);
 }
 
-// The same, but the grid may start while the kernel before it drains: every thread of it calls griddepcontrol_wait()
-// before it touches memory.
+// The same, but the grid may start while the kernel before it drains: what that one may still read or write is touched behind
+// griddepcontrol_wait() alone, and every block comes to it.
 template <class... Params, class... Args>
 const char* launch_early(void (*kernel)(Params...), int64_t num_blocks, int threads, size_t shared_bytes, void* stream,
                          Args&&... args) {

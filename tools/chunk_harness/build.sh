@@ -6,5 +6,5 @@ root=$here/../..
 out=${1:-$root/.build/chunk_harness}
 mkdir -p "$out"
 nvcc -std=c++17 -O3 -gencode=arch=compute_90a,code=sm_90a -Xptxas -v -cudart static -I"$root/csrc" \
-  -o "$out/chunk_harness" "$here/chunk_harness.cu" 2>&1 |
+  ${PRECISION:+-DPRECISION=$PRECISION --fmad=false} -o "$out/chunk_harness${PRECISION-}" "$here/chunk_harness.cu" 2>&1 |
   grep -E "error|warning|C75|spill|registers" | cut -c1-160

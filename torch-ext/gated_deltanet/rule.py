@@ -113,7 +113,7 @@ def gated_delta_rule(
             matrix, and the states at the start of all segments from those matrices, in float32; nothing is left out.
             Repeated calls are promised the same bits, and no more: the number of segments depends on the device and the
             batch. Allocates (K + V) K 4 bytes a value head and segment beside the above, for at most as many segments
-            as fit the device (16 MB on an H200 where K = V = 128).
+            as fit the device (at most 11 MB on an H200 where K = V = 128).
         gate_domain: "log", or "linear" where g holds the decay exp(g) itself, in [0, 1].
         checkpoint_every: int, a multiple of 64: keep the state after every so many tokens of each sequence, counted
             from the start of this call, the last token included. None: keep none.
@@ -139,8 +139,8 @@ def gated_delta_rule(
             requires grad under grad mode. Raised before anything is written. Bad values inside CUDA index tensors
             cannot raise without waiting for the device; they are memory-safe.
 
-    All arithmetic on the state is float32 in a fixed order: T tokens at once give the same bits as any split of them
-    (with a float32 state), and a row's bits do not depend on the rest of the batch. Rounded: the output, once, and the
+    In the recurrence all arithmetic on the state is float32 in a fixed order: T tokens at once give the same bits as any
+    split of them (with a float32 state), and a row's bits do not depend on the rest of the batch. Rounded: the output, once, and the
     state, once per call and slot, to their dtypes. float32 output and state lie within 5.5e-7 relative RMS of
     transformers' torch_recurrent_gated_delta_rule. Outside the contraction region (no l2norm and beta |k|^2 > 2) the
     rule itself diverges, and so does the result.
@@ -282,7 +282,8 @@ def chunk_gated_delta_rule(
         TypeError: a tensor argument is no tensor, scale no number, or a keyword is unknown.
         RuntimeError: as gated_delta_rule; also when an input requires grad under grad mode.
 
-    Exactness is that of gated_delta_rule with mode="auto": that of the recurrence below 48 tokens a sequence.
+    Exactness, and what a call allocates beside its results, are those of gated_delta_rule with mode="auto" and
+    scan="auto": below 48 tokens a sequence, the recurrence.
 
     Source: as gated_delta_rule; names and keywords are those of flash-linear-attention.
     """

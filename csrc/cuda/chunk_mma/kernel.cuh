@@ -105,7 +105,8 @@ __device__ __forceinline__ void solve_chunk(const State<kKeyDim>& state, const u
 
 // S at the chunk's end, from U^T times 2^-of_u.
 template <int kKeyDim, class Solved>
-__device__ __forceinline__ void write_chunk(const float (&u)[32], const int (&of_u)[2], int chunk, int lane, const LaneRows& rows,
+__device__ __forceinline__ void write_chunk(const float (&u)[32], const int (&of_u)[2], int chunk, int lane,
+                                            const LaneRows& rows,
                                             const SharedMemory<kKeyDim, Solved>& smem, State<kKeyDim>& state) {
   const auto& gates = smem.gates[chunk % 2];
   float2 token[8];
@@ -183,7 +184,8 @@ __device__ __forceinline__ void write_output(const float (&o)[32], const float (
 // All chunks of a sequence of at least one token; `state` holds S at the start and at the end.
 template <class io_t, class out_t, int kKeyDim, class Solved>
 __device__ __forceinline__ void run_chunks(const RuleParams& p, const Source<kKeyDim, Solved>& source, out_t* gmem_out,
-                                           int warp, int first_lane, SharedMemory<kKeyDim, Solved>& smem, State<kKeyDim>& state) {
+                                           int warp, int first_lane, SharedMemory<kKeyDim, Solved>& smem,
+                                           State<kKeyDim>& state) {
   const int num_chunks = (source.length + kChunk - 1) / kChunk;   // at least one: a loop that may be skipped spills
   source.copy_k(0, smem);
   source.copy_early(0, warp, first_lane, smem);
@@ -295,7 +297,8 @@ __global__ void __launch_bounds__(kThreads, 2) carry_kernel(const __grid_constan
   extern __shared__ __align__(1024) char smem_bytes[];
   const Work work = work_of_block(p);
   const auto span_of = [&] { return sequence_span(p.cu_seqlens, work.n, p.dims.T); };
-  if (work.n > p.dims.N || !takes_row(p, work.n) || chunk_sm90::write_padding(p, work.n, work.head, work.column, span_of)) return;
+  if (work.n > p.dims.N || !takes_row(p, work.n)) return;
+  if (chunk_sm90::write_padding(p, work.n, work.head, work.column, span_of)) return;
   carry<io_t, out_t>(p, work, *reinterpret_cast<SharedMemory<kKeyDim, Solved>*>(smem_bytes));
 }
 

@@ -4,7 +4,7 @@
 // k and q stay as they came, times a power of two a row, which fp16 holds exactly; their lengths are factors. d_ij comes from
 // sums kept in two floats, since a difference of large sums loses digits. The inverse is fp32 throughout, by blocks of 16.
 // Grid    blocks of 128 threads walk over (chunk row, key head), as there.
-// Block   warp w owns rows 16 r .. 16 r + 15 of A, T and P, r = w + block (mod 4), until T and P are written: two threads a row.
+// Block   warp w owns rows 16 r .. 16 r + 15 of A, T, P, r = w + block (mod 4), until T and P are written: two threads a row.
 // Reads   q, k [64, K], g, beta [64] of each value head.   Writes   Keys, HighSolved (prepared.h).
 #pragma once
 
@@ -74,7 +74,8 @@ __device__ __forceinline__ void scale_keys(bool use_l2norm, int count, int threa
     const bool is_k = i % 2 == 0;
     float* const scale = is_k ? smem.k_scale : smem.q_scale;
     chunk_sm90::scale_row<io_t, kKeyDim>(
-        i / 2, thread, is_k ? smem.keys.k : smem.keys.q, is_k ? gmem->k : gmem->q, [&](int row, const auto& piece, float squares) {
+        i / 2, thread, is_k ? smem.keys.k : smem.keys.q, is_k ? gmem->k : gmem->q,
+        [&](int row, const auto& piece, float squares) {
           const int e = exponent_of_row<io_t>(piece);
           if (thread % chunk_sm90::kLanesPerRow == 0) {
             scale[row] = chunk_sm90::row_factor(squares, use_l2norm, row < count) * power_of_two(e - kKeyExponent);

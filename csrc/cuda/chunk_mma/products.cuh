@@ -65,7 +65,8 @@ __device__ __forceinline__ float (&four(float* x))[4] { return *reinterpret_cast
 // sums [16, 64] = S^T tile^T, tile [64][kKeyDim] at a shared address. S^T is rounded here: kept as an operand from one product
 // to the other it takes 32 registers.
 template <int kKeyDim, int kParts>
-__device__ __forceinline__ void read_state(const State<kKeyDim>& state, uint32_t tile, const LaneRows& rows, float (&sums)[32]) {
+__device__ __forceinline__ void read_state(const State<kKeyDim>& state, uint32_t tile, const LaneRows& rows,
+                                           float (&sums)[32]) {
 #pragma unroll
   for (int i = 0; i < 32; ++i) sums[i] = 0.0f;
 #pragma unroll
@@ -92,7 +93,8 @@ __device__ __forceinline__ void read_state(const State<kKeyDim>& state, uint32_t
 
 // sums [16, 64] += x tile^T, tile [64 out][64 in] in kParts parts, zeros right of the diagonal.
 template <int kParts>
-__device__ __forceinline__ void multiply_lower(const Operand<kParts>& x, uint32_t tile, const LaneRows& rows, float (&sums)[32]) {
+__device__ __forceinline__ void multiply_lower(const Operand<kParts>& x, uint32_t tile, const LaneRows& rows,
+                                               float (&sums)[32]) {
 #pragma unroll
   for (int step = 0; step < 4; ++step) {
 #pragma unroll

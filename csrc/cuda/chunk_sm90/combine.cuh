@@ -36,7 +36,8 @@ __global__ void __launch_bounds__(kCombineParts * kKeyDim) combine_kernel(const 
   ptx::griddepcontrol_wait();
   const uint32_t tiles = static_cast<uint32_t>(p.dims.V) / kCombineColumns, heads = static_cast<uint32_t>(p.dims.Hv);
   const uint32_t rest = blockIdx.x / tiles;
-  const int64_t column = static_cast<int64_t>(blockIdx.x - rest * tiles) * kCombineColumns, n = rest / heads, head = rest % heads;
+  const int64_t column = static_cast<int64_t>(blockIdx.x - rest * tiles) * kCombineColumns;
+  const int64_t n = rest / heads, head = rest % heads;
   if (!takes_row(p, n)) return;
   const Span span = sequence_span(p.cu_seqlens, n, p.dims.T);
   const int64_t count = segments_of_length(p, span.length), first_row = first_segment_row(p, n, span.first);

@@ -53,7 +53,7 @@ struct Work {
 
 // Places of the phase clock, in the order a group passes them.
 enum class Phase {
-  kStart, kRead, kX, kNext, kU, kUpdate, kHanded, kUpdated,   // state group
+  kStart, kRead, kX, kNext, kU, kUpdate, kHanded, kUpdated,   // state group; transfer group: up to kNext
   kReady, kOut, kStored,                                      // output group, behind kStart
 };
 

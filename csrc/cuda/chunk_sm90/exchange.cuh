@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the state and output groups of a block hand to one another, and in what form.
+// What the groups of a block share: tiles as wgmma reads them, places in the ring of stages, arrivals at barriers.
 #pragma once
 
-#include "../ptx/wgmma.cuh"
-#include "../tile/pipeline.cuh"
-#include "../tile/fragment.cuh"
-#include "../tile/swizzle.cuh"
 #include "../ptx/ldmatrix.cuh"
+#include "../ptx/wgmma.cuh"
+#include "../tile/fragment.cuh"
+#include "../tile/pipeline.cuh"
+#include "../tile/swizzle.cuh"
 #include "config.h"
 #include "factors.cuh"
 

@@ -89,7 +89,8 @@ __device__ __forceinline__ void carry_output(const RuleParams& p, const Work& wo
                                              SharedMemory<kKeyDim>& smem, const Observer& observer) {
   const int lane = ptx::opaque(static_cast<int>(threadIdx.x % 32));
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x % kGroupThreads / 32, 0);
-  out_t* const gmem = static_cast<out_t*>(p.out.data) + p.out.offset(span.batch, span.first, work.head, work.column + 16 * warp);
+  const int64_t column = work.column + 16 * warp;
+  out_t* const gmem = static_cast<out_t*>(p.out.data) + p.out.offset(span.batch, span.first, work.head, column);
   run_output<out_t>(static_cast<int>(span.length), Writer<out_t>{gmem, p.out.stride[1], warp, lane}, smem, observer);
 }
 
@@ -100,7 +101,8 @@ __device__ __forceinline__ void carry_transfer(const RuleParams& p, const Work& 
   const int thread = threadIdx.x % kGroupThreads;
   const int64_t column = work.column + 8 * (thread % kLanesOfToken);
   const auto tokens = [&](const View& view) {
-    return Tokens{static_cast<uint16_t*>(view.data) + view.offset(span.batch, span.first, work.head, column), view.stride[1], thread};
+    return Tokens{static_cast<uint16_t*>(view.data) + view.offset(span.batch, span.first, work.head, column), view.stride[1],
+                  thread};
   };
   const int64_t chunk_row = first_chunk_row(p, work.segment.n, span.first);
   Copier<kKeyDim> copier = {keys_of<kKeyDim>(p, chunk_row, work.key_head),

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which calls the Hopper chunk kernel takes, and its launch.
-#include "prepare.cuh"
 #include "../launch.cuh"
 #include "../rule_kernels.h"
 #include "combine.cuh"
 #include "kernel.cuh"
+#include "prepare.cuh"
 #include "segments.cuh"
 #include "takes.h"
 
@@ -14,9 +14,6 @@ namespace gdn::cuda {
 namespace {
 
 using namespace chunk_sm90;
-
-// Blocks of the preparation: as many as run side by side.
-constexpr int kPrepareBlocks = 4;   // of a multiprocessor
 
 // What the two-level scan costs, in tenths of what a chunk of a chain takes (1.3 us on an H200): a chunk in both passes; two
 // more kernels, states and transitions written and read; a step of combine_kernel.
@@ -61,7 +58,7 @@ int64_t num_carry_blocks(const RuleParams& params) {
 template <class io_t, int kKeyDim>
 const char* launch_prepare(const RuleParams& params, void* stream) {
   const int64_t items = num_chunk_rows(params) * params.dims.Hk;
-  const int64_t blocks = std::min<int64_t>(items, kPrepareBlocks * num_multiprocessors());
+  const int64_t blocks = std::min<int64_t>(items, Hopper::kBlocks * num_multiprocessors());
   return launch(prepare_kernel<io_t, kKeyDim>, blocks, kPrepareThreads, sizeof(PrepareMemory<kKeyDim>),
                 stream, params);
 }

@@ -84,15 +84,18 @@ __device__ __forceinline__ float row_factor(float squares, bool use_l2norm, bool
 // A thread's pieces of a row of k or q as they came in -> times factor_of(row, pieces, sum of the row's squares), fp16, in the
 // same place and in its image.
 template <class io_t, int kKeyDim, class FactorOf>
-__device__ __forceinline__ void scale_row(int pass, int thread, fp16_t* smem_tile, fp16_t* gmem_image, const FactorOf& factor_of) {
+__device__ __forceinline__ void scale_row(int pass, int thread, fp16_t* smem_tile, fp16_t* gmem_image,
+                                          const FactorOf& factor_of) {
   constexpr int kPieces = kKeyDim / 32;
   const Pieces pieces(thread);
-  const auto smem = [&](int i) { return reinterpret_cast<Words<16>*>(reinterpret_cast<char*>(smem_tile) + pieces.offset(pass, i)); };
+  const auto piece_of = [&](fp16_t* tile, int i) {
+    return reinterpret_cast<Words<16>*>(reinterpret_cast<char*>(tile) + pieces.offset(pass, i));
+  };
   Words<16> piece[kPieces];
   float squares[2] = {};
 #pragma unroll
   for (int i = 0; i < kPieces; ++i) {
-    piece[i] = *smem(i);
+    piece[i] = *piece_of(smem_tile, i);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       float low, high;
@@ -113,8 +116,8 @@ __device__ __forceinline__ void scale_row(int pass, int thread, fp16_t* smem_til
       widen_pair<io_t>(piece[i].word[j], low, high);
       piece[i].word[j] = round_pair_fp16(low * factor, high * factor);
     }
-    *smem(i) = piece[i];
-    *reinterpret_cast<Words<16>*>(reinterpret_cast<char*>(gmem_image) + pieces.offset(pass, i)) = piece[i];
+    *piece_of(smem_tile, i) = piece[i];
+    *piece_of(gmem_image, i) = piece[i];
   }
 }
 

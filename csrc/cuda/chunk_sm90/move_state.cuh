@@ -12,7 +12,7 @@ namespace gdn::cuda::chunk_sm90 {
 
 constexpr int kStateBarrier = 1;   // of the state group's 128 threads
 
-// Where element (row, column) of a panel, fp32, lies: the lanes of an accumulator, of a row and of a column hit different banks.
+// Where element (row, column) of an fp32 panel lies: the lanes of an accumulator, of a row, of a column hit different banks.
 __device__ __forceinline__ int panel_place(int row, int column) {
   return row * 64 + (column ^ (row % 8 * 8 + row / 8 % 4 * 2));
 }
@@ -20,7 +20,8 @@ __device__ __forceinline__ int panel_place(int row, int column) {
 // A panel between shared memory and memory; `data` is its first element, strides are those of a row and of a column of S^T.
 // kCount neighbours at a time, the number that 16 bytes hold or 1.
 template <bool kIsLoad, int kCount, class state_t>
-__device__ __forceinline__ void move_pieces(state_t* data, int64_t row_stride, int64_t column_stride, int thread, float* panel) {
+__device__ __forceinline__ void move_pieces(state_t* data, int64_t row_stride, int64_t column_stride, int thread,
+                                            float* panel) {
   constexpr int kPieces = 64 / kCount, kAtOnce = kCount == 1 ? 8 : 64 * kPieces / kGroupThreads;
   const bool rows_are_near = row_stride == 1;
   const auto place = [&](int far, int near) { return rows_are_near ? panel_place(near, far) : panel_place(far, near); };

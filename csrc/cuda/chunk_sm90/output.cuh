@@ -31,7 +31,8 @@ __device__ __forceinline__ void issue_mix(const void* smem_a, const fp16_t* tile
 }
 
 // O^T = factor_v (decay_t S^T q^T + U^T P^T), in the place of S^T q^T.
-__device__ __forceinline__ void mix(const float2 (&decay)[8], const float (&factor)[2], const float (&written)[32], float (&o)[32]) {
+__device__ __forceinline__ void mix(const float2 (&decay)[8], const float (&factor)[2], const float (&written)[32],
+                                    float (&o)[32]) {
 #pragma unroll
   for (int i = 0; i < 16; ++i) {
     o[2 * i] = factor[i % 2] * fmaf(decay[i / 2].x, o[2 * i], written[2 * i]);

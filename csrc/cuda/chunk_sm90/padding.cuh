@@ -20,7 +20,8 @@ __device__ __forceinline__ void write_zeros(const RuleParams& p, int64_t batch, 
 // Zeros in row N, the tokens outside all sequences, and in rows whose slot is padding, of which span_of() are the block's
 // tokens. Whether row n is such.
 template <class SpanOf>
-__device__ __forceinline__ bool write_padding(const RuleParams& p, int64_t n, int64_t head, int64_t column, const SpanOf& span_of) {
+__device__ __forceinline__ bool write_padding(const RuleParams& p, int64_t n, int64_t head, int64_t column,
+                                              const SpanOf& span_of) {
   if (n == p.dims.N) {
     write_zeros(p, 0, 0, sequence_span(p.cu_seqlens, 0, p.dims.T).first, head, column);
     const int64_t end = p.cu_seqlens.at(p.dims.N);

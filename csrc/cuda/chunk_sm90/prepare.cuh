@@ -6,7 +6,8 @@
 //         are computed once for all value heads of a key head.
 // Block   warp w owns rows 16 r .. 16 r + 15 of A, T and P, r = w + block (mod 4): low rows are less work, and warps w of all
 //         blocks share a scheduler.
-// Reads   q, k [64, K], g, beta [64] of each value head.   Writes   Keys, Solved (prepared.h).
+// Reads   q, k [64, K], g, beta [64] of each value head.   Writes   Keys, Solved (prepared.h); Hopper's also the order of the
+//         rows of a ragged call (segments.h).
 #pragma once
 
 #include "../ptx/pdl.cuh"
@@ -33,7 +34,7 @@ struct alignas(1024) Tiles {
 template <int kKeyDim>
 struct alignas(1024) PrepareMemory {
   union {
-    Keys<kKeyDim> keys;   // until their products are in registers
+    Keys<kKeyDim> keys;   // until their products are made
     Tiles tiles[2];       // of value heads in turn, so that one is copied out while the next is made
   };
   float4 qk[8][kPrepareThreads];   // Q K^T: products of each thread, pieces of four
@@ -138,7 +139,8 @@ __device__ __forceinline__ void split(const SolverGates& gates, const float (&kk
 #pragma unroll
       for (int i = 0; i < 8; i += 2) {   // rows 0..7 have no columns 8..15
         if (i == 4) continue;
-        *reinterpret_cast<float2*>(scratch.a + scratch_row(sum_row(lane, i)) + sum_column(lane, i)) = make_float2(a[i], a[i + 1]);
+        float* const to = scratch.a + scratch_row(sum_row(lane, i)) + sum_column(lane, i);
+        *reinterpret_cast<float2*>(to) = make_float2(a[i], a[i + 1]);
       }
     }
     uint32_t p[4];
@@ -165,8 +167,8 @@ __device__ __forceinline__ void copy_rows(const fp16_t* smem_tile, int row_block
 }
 
 // T and P of one value head from the products of its key head.
-__device__ __forceinline__ void solve_head(const SolverGates& gates, const float (&kk)[32], const float4* smem_qk, int row_block,
-                                           int lane, Tiles& tiles, SolveScratch& scratch, Solved* gmem) {
+__device__ __forceinline__ void solve_head(const SolverGates& gates, const float (&kk)[32], const float4* smem_qk,
+                                           int row_block, int lane, Tiles& tiles, SolveScratch& scratch, Solved* gmem) {
   uint32_t off_diagonal[3][4] = {}, inverse[4];
   split(gates, kk, smem_qk, row_block, lane, ptx::shared_address(tiles.p), scratch, off_diagonal);
   solve_diagonal(scratch, gates.beta, reinterpret_cast<char*>(tiles.t), row_block, lane, inverse);
@@ -189,7 +191,8 @@ __device__ __forceinline__ void bring_keys(const RuleParams& p, const ChunkOfRow
 
 // Normalises them, in shared memory and to the workspace. One row after the other in one piece of code.
 template <class io_t, int kKeyDim>
-__device__ __forceinline__ void normalise_keys(bool use_l2norm, int count, int thread, Keys<kKeyDim>& smem, Keys<kKeyDim>* gmem) {
+__device__ __forceinline__ void normalise_keys(bool use_l2norm, int count, int thread, Keys<kKeyDim>& smem,
+                                               Keys<kKeyDim>* gmem) {
   ptx::cp_async_wait_group<0>();   // each thread reads what itself has copied
 #pragma unroll 2
   for (int i = 0; i < 2 * kChunk / kRowsPerPass; ++i) {
@@ -228,7 +231,8 @@ __device__ __forceinline__ void prepare_chunk(const RuleParams& p, int64_t chunk
       if (head > 0) {   // rare: what was known of the chunk is found again, not kept in registers
         __syncthreads();
         const ChunkOfRow again = find_chunk(p, chunk_row);
-        if (head + warp < heads) load_gates(p, again.batch, again.first, again.count, key_head * heads + head + warp, lane, bits);
+        const int64_t mine = key_head * heads + head + warp;
+        if (head + warp < heads) load_gates(p, again.batch, again.first, again.count, mine, lane, bits);
       }
       if (head + warp < heads) {
         float2 sum, beta;
@@ -239,14 +243,15 @@ __device__ __forceinline__ void prepare_chunk(const RuleParams& p, int64_t chunk
       }
       __syncthreads();
     }
-    solve_head(smem.gates[head % kHeadsAtOnce], kk, &smem.qk[0][thread], row_block, lane, smem.tiles[head % 2], smem.scratch[warp], gmem);
+    solve_head(smem.gates[head % kHeadsAtOnce], kk, &smem.qk[0][thread], row_block, lane, smem.tiles[head % 2],
+               smem.scratch[warp], gmem);
   }
 }
 
-// For each section of the build that compiles this a kernel of its own: blocks that a multiprocessor is to hold.
+// Each section of the build that compiles this has a kernel of its own, named by such a struct.
 struct Hopper {
-  static constexpr int kBlocks = 4;   // of a multiprocessor
-  static constexpr bool kOrdersRows = true;
+  static constexpr int kBlocks = 4;           // of a multiprocessor, as many as run side by side
+  static constexpr bool kOrdersRows = true;   // for chunk_kernel, which takes long rows first
 };
 
 template <class io_t, int kKeyDim, class Section = Hopper>

@@ -53,7 +53,8 @@ __device__ __forceinline__ void round_panel(int panel, State<kKeyDim>& state, ui
 }
 
 // Whether the largest element of every row of the warp, of S^T as rounded and of V^T, is in [2^3, 2^7) at the rows' exponents;
-// largest and of_v, the exponent of the largest |v|, speak of what this thread holds of its two rows. Votes, not shuffles: those queue behind everybody's accesses to shared memory.
+// largest and of_v, the exponent of the largest |v|, speak of what this thread holds of its two rows. Votes, not shuffles:
+// those queue behind everybody's accesses to shared memory.
 template <int kKeyDim>
 __device__ __forceinline__ bool is_in_range(const uint32_t (&largest)[2], const int (&of_v)[2], const State<kKeyDim>& state) {
   constexpr uint32_t kTooLarge = (7 + 15) << 10, kLargeEnough = (3 + 15) << 10;   // 2^7 and 2^3 as fp16

@@ -46,7 +46,9 @@ __device__ __forceinline__ int64_t find_longest(const RuleParams& p, int64_t ind
   const int64_t length = lane < rows ? length_of_row(p, lane) : -1;
   int before = 0;
 #pragma unroll 1
-  for (int other = 0; other < rows; ++other) before += comes_before(__shfl_sync(0xffffffffu, length, other), other, length, lane);
+  for (int other = 0; other < rows; ++other) {
+    before += comes_before(__shfl_sync(0xffffffffu, length, other), other, length, lane);
+  }
   const unsigned found = __ballot_sync(0xffffffffu, lane < rows && before == index);
   return found == 0 ? p.dims.N + 1 : __ffs(static_cast<int>(found)) - 1;
 }

@@ -6,8 +6,8 @@
 // B is the end of the chain of state.cuh from zero (from the row's own state in its first segment), A that of the same chain
 // without V from the identity: its columns take the place of V's.
 // Grid    x: segment row (slowest), value head, one of half as many blocks as a head has chains.
-// Block   three warpgroups. Groups 0 and 1 carry a chain each, 64 columns of B or of A, through the same chunks; one works while
-//         the other waits. Group 2 brings chunks and V in.
+// Block   three warpgroups. Groups 0 and 1 carry a chain each, 64 columns of B or of A, through the same chunks; one works
+//         while the other waits. Group 2 brings chunks and V in.
 // Reads   Keys, T and decays of Solved, v; S of first segments.
 // Writes  B to starts[segment row + 1], A^T to transitions[segment row], S of first segments to starts[segment row]; nothing
 //         for the last segment of a row, which nobody asks about.

@@ -17,7 +17,9 @@ namespace gdn::cuda::chunk_sm90 {
 template <class io_t>
 __device__ __forceinline__ void read_values(const uint16_t* smem_v, int warp, int lane, uint32_t (&v)[4][4], int (&of_v)[2]) {
 #pragma unroll
-  for (int b = 0; b < 4; ++b) ptx::ldmatrix_x4_trans(transposed_block_address(ptx::shared_address(smem_v), b, warp, lane), v[b]);
+  for (int b = 0; b < 4; ++b) {
+    ptx::ldmatrix_x4_trans(transposed_block_address(ptx::shared_address(smem_v), b, warp, lane), v[b]);
+  }
   uint32_t largest[2] = {0, 0};   // magnitudes order as integers
 #pragma unroll
   for (int i = 0; i < 16; ++i) largest[i % 2] = __vmaxu2(largest[i % 2], v[i / 4][i % 4] & 0x7fff7fffu);

@@ -95,7 +95,7 @@ __device__ __forceinline__ void run_transfer(int length, const Tokens& v, const 
     if (chunk + 1 < num_chunks) wait_phase(smem.v_free[(chunk + 1) % 2], (chunk + 1) / 2 % 2);
     observer.phase(Phase::kRead);
     if (chunk + 3 < num_chunks) bring_values(chunk + 3, length, v, smem);
-    // The state group has read this chunk's keys, the output group is past the chunk before: its stage is free.
+    // The state group is in this chunk, the output group past the one before: that one's stage is free.
     if (copies && chunk > 0 && chunk - 1 + kStages < num_chunks) copier.copy(before, smem);
     __syncwarp();
     before = before + 1 < kStages ? before + 1 : 0;

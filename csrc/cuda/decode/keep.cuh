@@ -136,7 +136,8 @@ struct KeepStates {
   }
   __device__ __forceinline__ bool needs_state_after(const Row&, int) const { return true; }
   template <int kSteps, int kOwned>
-  __device__ __forceinline__ void keep_token(const Target&, const Work&, int, int, const uint32_t (&)[kSteps][kOwned], float) const {}
+  __device__ __forceinline__ void keep_token(const Target&, const Work&, int, int, const uint32_t (&)[kSteps][kOwned],
+                                             float) const {}
   // Called by all lanes of a warp.
   template <class Shape>
   __device__ __forceinline__ void keep_state(const Target& target, const Work& work, int t, const Place<Shape>& place,

@@ -6,8 +6,8 @@
 // Grid    a block a piece: sequence (slowest), value head, tile of V (fastest); ragged: one more row of pieces for tokens of
 //         no sequence.   Block: config.cuh's Shape; all its lanes stage a chunk of tokens, tokens.cuh.
 // Reads   q k [T, Hk, K], v [T, Hv, V], g beta [T, Hv]; S [K, V] once.   Writes   o [T, Hv, V]; what Keeps says.
-// Shared  cut.chunk tokens of SmemToken. Barriers: when they are staged, and before the next ones overwrite them. A warp leaves o
-//         and f of its columns beside them and writes them out when it is done with the chunk.
+// Shared  cut.chunk tokens of SmemToken. Barriers: when they are staged, and before the next ones overwrite them. A warp leaves
+//         o and f of its columns beside them and writes them out when it is done with the chunk.
 // L2      the blocks that start at once ask for their state while the grid before this one drains.
 // Order   the sums of rule.h: same bits as the recurrence, whatever the tile and the layout.
 // Needs   K = 32 kSteps; vectors of 16 bytes along the state's contiguous dim; q, k, v and out by quads; sm_80 on.
@@ -134,7 +134,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   if (!open_row<Shape>(call, keeps, work, row)) return;
   const int columns = call.V - work.column - place.first;
   Packs<Shape> packs;
-  load_share<Shape, true>(share_address<Shape>(call.in, row.slot, work, place), call.in.line, row.slot >= 0 ? columns : 0, packs);
+  load_share<Shape, true>(share_address<Shape>(call.in, row.slot, work, place), call.in.line, row.slot >= 0 ? columns : 0,
+                          packs);
   ptx::griddepcontrol_launch_dependents();
   const typename Keeps::Target target = keeps.target_of(work, row);
   int first = 0, count = row.length < cut.chunk ? row.length : cut.chunk;

@@ -170,7 +170,8 @@ __device__ __forceinline__ void write_results(const Call& call, const Keeps& kee
 #pragma unroll 1
     for (int idx = lane; idx < count * kColumns; idx += 32) {
       const int t = idx / kColumns, column = first_column + idx % kColumns;
-      if (work.column + column < call.V) keeps.keep_factor(target, first + t, column, smem[t * Token::kFloats + Token::kF + column]);
+      if (work.column + column >= call.V) continue;
+      keeps.keep_factor(target, first + t, column, smem[t * Token::kFloats + Token::kF + column]);
     }
   }
 }

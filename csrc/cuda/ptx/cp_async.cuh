@@ -14,13 +14,13 @@ __device__ __forceinline__ void cp_async_16(uint32_t smem, const void* gmem, int
 // PTX ISA, "cp.async.commit_group".
 __device__ __forceinline__ void cp_async_commit_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// PTX ISA, "cp.async.wait_group": at most kPending of this thread's groups are still under way; what the others copied is
-// visible to this thread, and to others after a barrier.
-// "cp.async.mbarrier.arrive.noinc": one of the barrier's arrivals, when all earlier copies of this thread are done.
+// PTX ISA, "cp.async.mbarrier.arrive", .noinc: one of the barrier's arrivals, when all earlier copies of this thread are done.
 __device__ __forceinline__ void cp_async_mbarrier_arrive(uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
+// PTX ISA, "cp.async.wait_group": at most kPending of this thread's groups are still under way; what the others copied is
+// visible to this thread, and to others after a barrier.
 template <int kPending>
 __device__ __forceinline__ void cp_async_wait_group() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");

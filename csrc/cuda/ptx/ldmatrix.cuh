@@ -44,7 +44,7 @@ __device__ __forceinline__ void stmatrix_x4(uint32_t smem, const uint32_t (&x)[4
 #endif
 }
 
-// sm_90 on.
+// The same, each matrix transposed on the way; sm_90 on.
 __device__ __forceinline__ void stmatrix_x4_trans(uint32_t smem, const uint32_t (&x)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(smem), "r"(x[0]),
                "r"(x[1]), "r"(x[2]), "r"(x[3])

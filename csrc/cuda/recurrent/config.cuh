@@ -46,8 +46,8 @@ struct Tiling {
   int64_t head_groups, tiles;
 };
 
-// Where the two roles meet, all warps of the block, each role at its own place in the program: not for one barrier, which is for
-// threads that wait at the same one. The computing warps wait until a chunk is staged and say so when they have begun it;
+// Where the two roles meet, all warps of the block, each role at its own place in the program: not for one barrier, which is
+// for threads that wait at the same one. The computing warps wait until a chunk is staged and say so when they have begun it;
 // nobody comes to a barrier twice before all have passed it. (Both in one place, the reads ahead of compute.cuh's step end up
 // behind the write: 5 % slower.)
 constexpr int kStagedBarrier = 1, kBegunBarrier = 2;
