@@ -52,6 +52,17 @@ struct RuleParams {
 // Rows of a call: the sequences, and, in ragged input, the tokens outside all of them as row N.
 GDN_INLINE int64_t num_rows(const RuleParams& params) { return params.dims.N + (params.cu_seqlens.given() ? 1 : 0); }
 
+// The slot that row n starts from; below 0: padding. Without an initial state it only says which rows are padding.
+GDN_INLINE int64_t slot_to_read(const RuleParams& params, int64_t n) {
+  return slot_of_row(params.slots, n, params.initial_state.given() ? params.pool_in : params.pool_out);
+}
+
+// The slot that takes the state of row n; below 0: none.
+GDN_INLINE int64_t slot_to_write(const RuleParams& params, int64_t n) {
+  if (!params.state.given()) return -1;
+  return slot_of_row(params.out_slots.given() ? params.out_slots : params.slots, n, params.pool_out);
+}
+
 // Whether a launch computes row n. The tokens outside all sequences go with the empty ones.
 GDN_INLINE bool takes_row(const RuleParams& params, int64_t n) {
   const int64_t length = n < params.dims.N ? sequence_span(params.cu_seqlens, n, params.dims.T).length : 0;

@@ -4,9 +4,9 @@
 // value head) and chunk of 64 tokens, with T, P and the decays of chunk_sm90/kernel.cuh:
 //     X = V - diag(e^sum) K S;   U = T diag(beta) X;   O = scale (diag(e^sum) Q S + P U)
 //     S <- e^(sum_64) S + K^T diag(e^(sum_64 - sum)) U
-// Grid    x: sequence (slowest), value head, tile of 64 columns of V (fastest), as in chunk_sm90.
-// Block   four warps share the chunk in shared memory. A warp keeps S^T [16 v, K] in fp32 sums from the first to the last chunk;
-//         everything is transposed, so that a product's sums, rounded, are the next one's left operand.
+// Grid    x: sequence (slowest, in the call's order), value head, tile of 64 columns of V (fastest).
+// Block   four warps share the chunk in shared memory. A warp keeps S^T [16 v, K] in fp32 sums from the first to the last
+//         chunk; everything is transposed, so that a product's sums, rounded, are the next one's left operand.
 // Reads   Keys, Solved or HighSolved, v [T, 64]; S [K, 64] once.   Writes   o [T, 64], S once; checkpoints of S.
 // Barrier two a chunk. First: k, T, V and the factors are here, and nobody reads q, P and the other k any more. Second: q and P
 //         are here, and nobody reads T and V any more.
@@ -17,13 +17,10 @@
 
 #include "../chunk_sm90/factors.cuh"
 #include "../ptx/arch.cuh"
-#include "../ptx/pdl.cuh"
 #include "copy.cuh"
 #include "products.cuh"
 
 namespace gdn::cuda::chunk_mma {
-
-using chunk_sm90::power_of_two;
 
 constexpr int kLowestShift = -100;   // of a row of sums; smaller ones stay small
 
@@ -232,16 +229,11 @@ __device__ __forceinline__ void run_chunks(const RuleParams& p, const Source<kKe
     if (p.checkpoints.given() && done <= source.length && done % p.checkpoint_every == 0) {
       const int64_t row = p.checkpoint_row(smem.work.n, done);
       if (row >= 0) {
-        move_state<false>(p.checkpoints, p.checkpoints.offset(row, smem.work.head),
-                                      smem.work.column + 16 * warp + lane / 4, ptx::opaque(lane), state);
+        move_state<false>(p.checkpoints, p.checkpoints.offset(row, smem.work.head), smem.work.column + 16 * warp + lane / 4,
+                          ptx::opaque(lane), state);
       }
     }
   } while (++chunk < num_chunks);
-}
-
-// Slot that takes the state of sequence n, or -1.
-__device__ __forceinline__ int64_t slot_to_write(const RuleParams& p, int64_t n) {
-  return p.state.given() ? slot_of_row(p.out_slots.given() ? p.out_slots : p.slots, n, p.pool_out) : -1;
 }
 
 // A sequence of no tokens: S as it comes. By the whole block.
@@ -262,7 +254,7 @@ __device__ __forceinline__ void copy_state(const RuleParams& p, const Work& work
 template <class io_t, class out_t, int kKeyDim, class Solved>
 __device__ __forceinline__ void carry(const RuleParams& p, const Work& work, SharedMemory<kKeyDim, Solved>& smem) {
   const Span span = sequence_span(p.cu_seqlens, work.n, p.dims.T);
-  const int64_t slot = slot_of_row(p.slots, work.n, p.initial_state.given() ? p.pool_in : p.pool_out);
+  const int64_t slot = slot_to_read(p, work.n);
   if (span.length == 0) return copy_state<kKeyDim>(p, work, slot);
   const int lane = ptx::opaque(static_cast<int>(threadIdx.x % 32));   // kept, not read anew
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
@@ -284,12 +276,10 @@ __device__ __forceinline__ void carry(const RuleParams& p, const Work& work, Sha
       static_cast<int>(span.length)};
   out_t* const gmem_out = static_cast<out_t*>(p.out.data) + p.out.offset(span.batch, span.first, work.head, column);
   if (threadIdx.x == 0) smem.work = work;   // the first chunk's barrier comes before anybody reads it
-  ptx::griddepcontrol_wait();   // for the preparation
   run_chunks<io_t>(p, source, gmem_out, warp, lane, smem, state);
   const int64_t out_slot = slot_to_write(p, smem.work.n), out_column = smem.work.column + 16 * warp;
   if (out_slot < 0 || out_column >= p.dims.V) return;
-  move_state<false>(p.state, p.state.offset(out_slot, smem.work.head), out_column + lane / 4, ptx::opaque(lane),
-                                state);
+  move_state<false>(p.state, p.state.offset(out_slot, smem.work.head), out_column + lane / 4, ptx::opaque(lane), state);
 }
 
 template <class io_t, class out_t, int kKeyDim, class Solved>

@@ -25,8 +25,9 @@ template <class io_t, int kKeyDim, class Solved>
 const char* launch_prepare(const RuleParams& params, void* stream) {
   const int64_t items = num_chunk_rows(params) * params.dims.Hk;
   if constexpr (kParts<Solved> == 2) {
-    const int64_t blocks = std::min<int64_t>(items, 3 * num_multiprocessors());   // as many as run side by side
-    return launch(prepare_high_kernel<io_t, kKeyDim>, blocks, kPrepareThreads, sizeof(HighPrepareMemory<kKeyDim>), stream, params);
+    const int64_t blocks = std::min<int64_t>(items, kHighBlocks * num_multiprocessors());
+    return launch(prepare_high_kernel<io_t, kKeyDim>, blocks, kPrepareThreads, sizeof(HighPrepareMemory<kKeyDim>), stream,
+                  params);
   } else {
     const int64_t blocks = std::min<int64_t>(items, Portable::kBlocks * num_multiprocessors());
     return launch(chunk_sm90::prepare_kernel<io_t, kKeyDim, Portable>, blocks, kPrepareThreads,
@@ -36,9 +37,9 @@ const char* launch_prepare(const RuleParams& params, void* stream) {
 
 template <class io_t, class out_t, int kKeyDim, class Solved>
 const char* launch_carry(const RuleParams& params, void* stream) {
-  const int64_t blocks = num_row_blocks(params);
+  const int64_t blocks = chunk_sm90::rows_to_launch(params) * params.dims.Hv * ceil_div(params.dims.V, kValueTile);
   if (blocks > kMaxBlocks) return "more than 2^31 - 1 blocks";
-  // In order: blocks of both kernels fit on one multiprocessor, and beside one another both take longer than one after the other.
+  // Not early: blocks of both kernels fit on one multiprocessor, and side by side they take longer than one after the other.
   return launch(carry_kernel<io_t, out_t, kKeyDim, Solved>, blocks, kThreads, sizeof(SharedMemory<kKeyDim, Solved>), stream,
                 params);
 }
@@ -63,7 +64,7 @@ const char* launch_dtype(const RuleParams& params, void* stream) {
 
 template <int kKeyDim>
 int64_t bytes_of(const RuleParams& params) {
-  return params.is_high_precision ? workspace_bytes<kKeyDim, HighSolved>(params) : workspace_bytes<kKeyDim, Solved>(params);
+  return params.is_high_precision ? prepared_bytes<kKeyDim, HighSolved>(params) : prepared_bytes<kKeyDim>(params);
 }
 
 }  // namespace

@@ -21,6 +21,7 @@ using chunk_sm90::kHeadsAtOnce;
 using chunk_sm90::kPrepareThreads;
 using chunk_sm90::power_of_two;
 
+constexpr int kHighBlocks = 3;          // of a multiprocessor, as many as run side by side
 constexpr int kPitch = kChunk + 4;      // floats from row to row of an fp32 tile
 // The largest element of a row of k or q is in [2^-2, 2^-1): the row is about a unit vector, so that u with what k lacks stays
 // in fp16's normal range, and what 16 bits lose below 2^-14 is 2^-23 of the largest.
@@ -289,10 +290,9 @@ __device__ __forceinline__ void prepare_chunk(const RuleParams& p, int64_t chunk
 }
 
 template <class io_t, int kKeyDim>
-__global__ void __launch_bounds__(kPrepareThreads, 3) prepare_high_kernel(const __grid_constant__ RuleParams p) {
+__global__ void __launch_bounds__(kPrepareThreads, kHighBlocks) prepare_high_kernel(const __grid_constant__ RuleParams p) {
   extern __shared__ __align__(1024) char smem_bytes[];
   HighPrepareMemory<kKeyDim>& smem = *reinterpret_cast<HighPrepareMemory<kKeyDim>*>(smem_bytes);
-  ptx::griddepcontrol_launch_dependents();
   const int row_block = (threadIdx.x / 32 + blockIdx.x) % 4;
   const uint32_t key_heads = static_cast<uint32_t>(p.dims.Hk), items = static_cast<uint32_t>(num_chunk_rows(p)) * key_heads;
   const int heads = static_cast<int>(p.dims.Hv) / static_cast<int>(key_heads);

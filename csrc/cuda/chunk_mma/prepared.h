@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the preparation leaves in the workspace, at either precision, and the shared memory of the kernel that carries the state.
+// What the preparation leaves in the workspace, at either precision; the shared memory of the kernel that carries the state.
 //     [chunk rows][Hk] Keys, then [chunk rows][Hv] Solved; chunk rows as in chunk_sm90/prepared.h
 // Normal precision is chunk_sm90's own format, Keys and Solved. High precision keeps k and q times powers of two, so that fp16
 // holds them exactly, and T and P as sums of two fp16 tiles, each row times a power of two; what is missing in these is in
@@ -16,7 +16,9 @@ using chunk_sm90::Gates;
 using chunk_sm90::kChunk;
 using chunk_sm90::Keys;
 using chunk_sm90::num_chunk_rows;
+using chunk_sm90::prepared_bytes;
 using chunk_sm90::Solved;
+using chunk_sm90::solved_of;
 
 constexpr int kWarps = 4;   // of a block of the carrying kernel, 16 columns of V each
 constexpr int kThreads = 32 * kWarps;
@@ -49,17 +51,6 @@ GDN_INLINE const float* read_k_of(const HighGates& gates) { return gates.read_k;
 GDN_INLINE const float* read_q_of(const HighGates& gates) { return gates.read_q; }
 GDN_INLINE const float* write_of(const HighGates& gates) { return gates.write; }
 GDN_INLINE float chunk_decay_of(const HighGates& gates) { return gates.decay[0]; }
-
-template <int kKeyDim, class Solved>
-GDN_INLINE Solved* solved_of(const RuleParams& p, int64_t chunk_row, int64_t head) {
-  return reinterpret_cast<Solved*>(chunk_sm90::keys_of<kKeyDim>(p, num_chunk_rows(p), 0)) + chunk_row * p.dims.Hv + head;
-}
-
-template <int kKeyDim, class Solved>
-GDN_INLINE int64_t workspace_bytes(const RuleParams& p) {
-  return num_chunk_rows(p) * (p.dims.Hk * static_cast<int64_t>(sizeof(Keys<kKeyDim>)) +
-                              p.dims.Hv * static_cast<int64_t>(sizeof(Solved)));
-}
 
 // K = 128: 73 KB, at high precision 91 KB: 99 are what a block can have on compute capabilities 8.6, 8.9 and 12.0.
 template <int kKeyDim, class Solved>

@@ -2,8 +2,6 @@
 // Which rows the blocks compute, one value head's 64 columns of V each.
 #pragma once
 
-#include <algorithm>
-
 #include "../chunk_sm90/padding.cuh"
 
 namespace gdn::cuda::chunk_mma {
@@ -37,13 +35,6 @@ __device__ __forceinline__ Work work_of_block(const RuleParams& p) {
   const int64_t rows = gridDim.x / (tiles * p.dims.Hv), index = rest / p.dims.Hv;
   const int64_t n = rows < num_rows(p) ? find_row(p, index) : index;
   return {n, key_head(head, p.dims.Hk, p.dims.Hv), head, blockIdx.x % tiles * kValueTile};
-}
-
-// Blocks of a launch. Those that find nothing to do are not free: with a least length, few rows have it.
-inline int64_t num_row_blocks(const RuleParams& p) {
-  const int64_t rows =
-      p.rows.min_length < 1 ? num_rows(p) : std::min(num_rows(p), p.dims.B * p.dims.T / p.rows.min_length);
-  return rows * p.dims.Hv * ceil_div(p.dims.V, kValueTile);
 }
 
 }  // namespace gdn::cuda::chunk_mma

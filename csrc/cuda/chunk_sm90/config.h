@@ -2,7 +2,6 @@
 // Constants, shared memory and barriers of the Hopper chunk kernel.
 #pragma once
 
-#include "padding.cuh"
 #include "prepared.h"
 
 namespace gdn::cuda::chunk_sm90 {

@@ -139,7 +139,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       return;
     }
     const Span span = segment_span(p, work.segment);
-    const int64_t slot = slot_of_row(p.slots, work.segment.n, p.initial_state.given() ? p.pool_in : p.pool_out);
+    const int64_t slot = slot_to_read(p, work.segment.n);
     if (threadIdx.x == 0) init_barriers(smem);
     __syncthreads();
     const int group = __shfl_sync(0xffffffffu, threadIdx.x / kGroupThreads, 0);

@@ -47,11 +47,7 @@ RuleParams with_segments(RuleParams params) {
 }
 
 int64_t num_carry_blocks(const RuleParams& params) {
-  if (is_scanned(params)) return num_segment_rows(params) * params.dims.Hv * (params.dims.V / kValueTile);
-  // A block takes a multiprocessor, so those that find nothing to do are not free: with a least length, few rows have it.
-  const int64_t rows = params.rows.min_length < 1
-                           ? num_rows(params)
-                           : std::min(num_rows(params), params.dims.B * params.dims.T / params.rows.min_length);
+  const int64_t rows = is_scanned(params) ? num_segment_rows(params) : rows_to_launch(params);
   return rows * params.dims.Hv * (params.dims.V / kValueTile);
 }
 

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "../ptx/bar.cuh"
-#include "exchange.cuh"
+#include "config.h"
 #include "range.cuh"
 
 namespace gdn::cuda::chunk_sm90 {

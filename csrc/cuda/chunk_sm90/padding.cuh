@@ -6,8 +6,6 @@
 
 namespace gdn::cuda::chunk_sm90 {
 
-constexpr int kValueTile = 64;   // columns of V of a block of the kernels that carry the state
-
 // Writes zero for tokens [first, last) of batch row `batch`, a head's 64 columns from `column` on, as far as there are so many.
 __device__ __forceinline__ void write_zeros(const RuleParams& p, int64_t batch, int64_t first, int64_t last, int64_t head,
                                             int64_t column) {
@@ -28,8 +26,7 @@ __device__ __forceinline__ bool write_padding(const RuleParams& p, int64_t n, in
     write_zeros(p, 0, end < 0 ? 0 : end, p.dims.T, head, column);
     return true;
   }
-  const int64_t pool = p.initial_state.given() ? p.pool_in : p.pool_out;
-  if (!p.slots.given() || slot_of_row(p.slots, n, pool) >= 0) return false;
+  if (!p.slots.given() || slot_to_read(p, n) >= 0) return false;
   const Span span = span_of();
   write_zeros(p, span.batch, span.first, span.first + span.length, head, column);
   return true;

@@ -39,9 +39,7 @@ __device__ __forceinline__ Place start_of_segment(const RuleParams& p, const Seg
 
 // Where the state goes at the end of the last segment.
 __device__ __forceinline__ Place end_of_segment(const RuleParams& p, const Segment& segment, int64_t head, bool is_done) {
-  if (!is_done || segment.idx + 1 < segment.count || !p.state.given()) return {p.state, 0, false};
-  const IndexView& slots = p.out_slots.given() ? p.out_slots : p.slots;
-  const int64_t slot = slot_of_row(slots, segment.n, p.pool_out);
+  const int64_t slot = is_done && segment.idx + 1 == segment.count ? slot_to_write(p, segment.n) : -1;
   return {p.state, slot < 0 ? 0 : p.state.offset(slot, head), slot >= 0};
 }
 

@@ -11,7 +11,8 @@
 
 namespace gdn::cuda::chunk_sm90 {
 
-constexpr int kChunk = 64;   // tokens of a chunk
+constexpr int kChunk = 64;       // tokens of a chunk
+constexpr int kValueTile = 64;   // columns of V of a block of the kernels that carry the state
 
 // Of a key head: normalised rows, fp16, [64 t][kKeyDim] in panels of 64 columns, swizzled (tile/swizzle.cuh);
 // 0 for missing tokens. In shared memory it starts at a multiple of 1024 bytes.
@@ -55,15 +56,16 @@ GDN_INLINE Keys<kKeyDim>* keys_of(const RuleParams& p, int64_t chunk_row, int64_
   return static_cast<Keys<kKeyDim>*>(p.workspace) + chunk_row * p.dims.Hk + key_head;
 }
 
-template <int kKeyDim>
-GDN_INLINE Solved* solved_of(const RuleParams& p, int64_t chunk_row, int64_t head) {
-  return reinterpret_cast<Solved*>(keys_of<kKeyDim>(p, num_chunk_rows(p), 0)) + chunk_row * p.dims.Hv + head;
+// SolvedOf: Solved, or that of another precision (chunk_mma/prepared.h).
+template <int kKeyDim, class SolvedOf = Solved>
+GDN_INLINE SolvedOf* solved_of(const RuleParams& p, int64_t chunk_row, int64_t head) {
+  return reinterpret_cast<SolvedOf*>(keys_of<kKeyDim>(p, num_chunk_rows(p), 0)) + chunk_row * p.dims.Hv + head;
 }
 
-template <int kKeyDim>
+template <int kKeyDim, class SolvedOf = Solved>
 GDN_INLINE int64_t prepared_bytes(const RuleParams& p) {
   return num_chunk_rows(p) * (p.dims.Hk * static_cast<int64_t>(sizeof(Keys<kKeyDim>)) +
-                              p.dims.Hv * static_cast<int64_t>(sizeof(Solved)));
+                              p.dims.Hv * static_cast<int64_t>(sizeof(SolvedOf)));
 }
 
 }  // namespace gdn::cuda::chunk_sm90

@@ -113,4 +113,14 @@ __device__ __forceinline__ void finish_operand(const int (&of_v)[2], float decay
   for (int i = 0; i < kKeyDim / 2; ++i) state.s[i / 32][i % 32] *= decay;
 }
 
+// The same for the first of a run of chunks: the exponents of `state` may not be those that the chunks have.
+template <int kKeyDim>
+__device__ __forceinline__ void start_operand(const int (&of_v)[2], float decay, State<kKeyDim>& state,
+                                              uint32_t (&largest)[2]) {
+  rescale_state(of_v, state);
+#pragma unroll
+  for (int panel = 0; panel < State<kKeyDim>::kPanels - 1; ++panel) round_panel(panel, state, largest);
+  finish_operand(of_v, decay, state, largest);
+}
+
 }  // namespace gdn::cuda::chunk_sm90

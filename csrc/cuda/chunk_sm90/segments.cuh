@@ -98,10 +98,7 @@ __device__ __forceinline__ void run_chain(bool has_values, int num_chunks, int g
   int of_v[2] = {-127, -127};
   wait_phase(smem.full[0], 0);
   take_chain_values<io_t>(has_values, 0, group, warp, lane, smem, stored_v, of_v);
-  rescale_state(of_v, state);   // its exponents may not be those that the chunks have
-#pragma unroll
-  for (int panel = 0; panel < kPanels - 1; ++panel) round_panel(panel, state, largest);
-  finish_operand(of_v, smem.stage[0].gates.decay[kChunk - 1], state, largest);
+  start_operand(of_v, smem.stage[0].gates.decay[kChunk - 1], state, largest);
 #pragma unroll 1
   for (int chunk = 0; chunk < num_chunks; ++chunk) {
     const ChainStage<kKeyDim>& stage = smem.stage[turn.slot];
@@ -166,7 +163,7 @@ __device__ __forceinline__ void carry_chain(const RuleParams& p, const Segment& 
       state.s[i / 32][i % 32] = 64 * (i / 32) + sum_column(lane, i % 32) == row + 8 * (i / 2 % 2) ? 1.0f : 0.0f;
     }
   } else if (segment.idx == 0) {
-    const int64_t slot = slot_of_row(p.slots, segment.n, p.initial_state.given() ? p.pool_in : p.pool_out);
+    const int64_t slot = slot_to_read(p, segment.n);
     const Place from = initial_place(p, segment.n, head, slot);
     if (from.is_given) move_state<true>(from.view, from.first(chain.column), barrier, panel, state);
     write_columns(start_of<kKeyDim>(p, segment.row, head), state);
@@ -239,7 +236,7 @@ __device__ __forceinline__ void init_chain_barriers(int num_chains, SegmentMemor
 // Whether anybody asks what the segment does to the state.
 __device__ __forceinline__ bool is_asked_for(const RuleParams& p, const Segment& segment) {
   if (segment.n >= p.dims.N || segment.idx + 1 >= segment.count || !takes_row(p, segment.n)) return false;
-  return !p.slots.given() || slot_of_row(p.slots, segment.n, p.initial_state.given() ? p.pool_in : p.pool_out) >= 0;
+  return !p.slots.given() || slot_to_read(p, segment.n) >= 0;
 }
 
 template <class io_t, int kKeyDim>

@@ -135,10 +135,7 @@ __device__ __forceinline__ void run_state(const Work& work, int first, int end, 
   uint32_t stored_v[4][4], largest[2] = {0, 0};
   wait_phase(smem.full[turn.slot], turn.parity);
   take_values<io_t>(start, warp, lane, smem, stored_v, of_v);
-  rescale_state(of_v, state);   // its exponents may not be those that the chunks have
-#pragma unroll
-  for (int panel = 0; panel < state.kPanels - 1; ++panel) round_panel(panel, state, largest);
-  finish_operand(of_v, smem.stage[turn.slot].solved.gates.decay[kChunk - 1], state, largest);
+  start_operand(of_v, smem.stage[turn.slot].solved.gates.decay[kChunk - 1], state, largest);
 #pragma unroll 1
   for (int chunk = start; chunk < end; ++chunk) {
     const bool is_last = chunk + 1 == end;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which calls a chunk kernel can take, whatever its columns of V.
+// Which calls a chunk kernel can take, whatever its columns of V, and how many of their rows a launch has blocks for.
 #pragma once
+
+#include <algorithm>
 
 #include "prepared.h"
 
@@ -11,6 +13,11 @@ namespace gdn::cuda::chunk_sm90 {
 inline bool has_aligned_rows(const View& view, const Dims& dims, int64_t heads) {
   return view.stride[3] == 1 && (view.stride[0] % 8 == 0 || dims.B == 1) && (view.stride[1] % 8 == 0 || dims.T == 1) &&
          (view.stride[2] % 8 == 0 || heads == 1) && reinterpret_cast<uintptr_t>(view.data) % 16 == 0;
+}
+
+// Rows that a launch has blocks for. Those that find nothing to do are not free: with a least length, few rows have it.
+inline int64_t rows_to_launch(const RuleParams& p) {
+  return p.rows.min_length < 1 ? num_rows(p) : std::min(num_rows(p), p.dims.B * p.dims.T / p.rows.min_length);
 }
 
 inline bool takes_call(const RuleParams& params) {

@@ -45,20 +45,6 @@ __device__ __forceinline__ void sum_of_warp(const float* smem_x, const SharePlac
   if (place.group_lane == 0) store_floats<Share::kColumns>(smem_sums, sum);
 }
 
-// The tree over the warps of one column's sums.
-template <class Share>
-__device__ __forceinline__ float column_of_warps(const float* smem_sums) {
-  float part[Share::kWarpsOfColumn];
-#pragma unroll
-  for (int warp = 0; warp < Share::kWarpsOfColumn; ++warp) part[warp] = smem_sums[warp * 2 * Share::kTile];
-#pragma unroll
-  for (int width = 1; width < Share::kWarpsOfColumn; width *= 2) {
-#pragma unroll
-    for (int warp = 0; warp < Share::kWarpsOfColumn; warp += 2 * width) part[warp] = add(part[warp], part[warp + width]);
-  }
-  return part[0];
-}
-
 template <class Share, int kBlocks>
 __global__ void __launch_bounds__(Share::kThreads, kBlocks)
     decode_across(const __grid_constant__ Call call, const __grid_constant__ Cut cut, const __grid_constant__ Overlap overlap) {
@@ -120,8 +106,9 @@ __global__ void __launch_bounds__(Share::kThreads, kBlocks)
                        packs, scalars.alpha, f);
   }
   if (answers) {
-    const float w = column_of_warps<Share>(smem_sums + Share::kTile + place.own_column());
-    const float o = read_output(scalars.scale_sq, scalars.kq, scalars.alpha, own_f, w);
+    float w[1];
+    sum_of_warps<Share>(smem_sums + Share::kTile + place.own_column(), w);
+    const float o = read_output(scalars.scale_sq, scalars.kq, scalars.alpha, own_f, w[0]);
     store_float(token_address(call.out, work.n, 0, work.head) + own * call.out_dim, call.out_dtype, 0, o);
   }
 }

@@ -125,23 +125,23 @@ __device__ __forceinline__ void sum_over_lanes(float (&u)[Share::kColumns], floa
 }
 
 // x[c] <- the tree over the warps of smem[warp * 2 * kTile + c].
-template <class Share>
-__device__ __forceinline__ void sum_of_warps(const float* smem, float (&x)[Share::kColumns]) {
-  float part[Share::kWarpsOfColumn][Share::kColumns];
+template <class Share, int kCount>
+__device__ __forceinline__ void sum_of_warps(const float* smem, float (&x)[kCount]) {
+  float part[Share::kWarpsOfColumn][kCount];
 #pragma unroll
   for (int warp = 0; warp < Share::kWarpsOfColumn; ++warp) {
-    load_floats<Share::kColumns>(smem + warp * 2 * Share::kTile, part[warp]);
+    load_floats<kCount>(smem + warp * 2 * Share::kTile, part[warp]);
   }
 #pragma unroll
   for (int width = 1; width < Share::kWarpsOfColumn; width *= 2) {
 #pragma unroll
     for (int warp = 0; warp < Share::kWarpsOfColumn; warp += 2 * width) {
 #pragma unroll
-      for (int c = 0; c < Share::kColumns; ++c) part[warp][c] = add(part[warp][c], part[warp + width][c]);
+      for (int c = 0; c < kCount; ++c) part[warp][c] = add(part[warp][c], part[warp + width][c]);
     }
   }
 #pragma unroll
-  for (int c = 0; c < Share::kColumns; ++c) x[c] = part[0][c];
+  for (int c = 0; c < kCount; ++c) x[c] = part[0][c];
 }
 
 // The last levels, where a column's rows are spread over warps (K-first): through smem_sums [warp][u, w][kTile]. One
