@@ -61,7 +61,7 @@ def run_chunk(kernel, torch, smaller):
         kernel.gated_delta_rule(q, k, v, g, beta, pool, slots=slots, checkpoint_every=64, checkpoints=kept, **options)
         narrow, kept = torch.randn(4, 2, 128, 80, device="cuda"), torch.empty(8, 2, 128, 80, device="cuda")
         options = {"checkpoint_every": 64, "checkpoints": kept, "use_qk_l2norm": True, "mode": "chunk"}
-        kernel.gated_delta_rule(q, k, v[..., :80], g, beta, narrow, slots=slots, **options)  # mma.sync, normal precision
+        kernel.gated_delta_rule(q, k, v[..., :80], g, beta, narrow, slots=slots, **options)  # mma.sync
         if not smaller:  # cut into segments, as if one sequence
             x = [y.flatten(0, 1).unsqueeze(0).repeat(1, 5, *[1] * (y.ndim - 2)) for y in (q, k, v, g, beta)]
             kernel.gated_delta_rule(*x, pool[:1], use_qk_l2norm=True)

@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 
+#include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/tensor.h>
 
 #include "../common/params.h"
@@ -85,6 +86,7 @@ template <class Params, int64_t (*bytes_on_cuda)(const Params&)>
 OptionalTensor add_workspace(const Checker& check, const Tensor& anchor, Params& params) {
 #if defined(CUDA_KERNEL)
   if (!check.on_cuda()) return std::nullopt;
+  const torch::stable::accelerator::DeviceGuard guard(check.device_index());   // sizes depend on the device that will compute
   OptionalTensor workspace = allocate_workspace(anchor, bytes_on_cuda(params));
   params.workspace = workspace ? workspace->mutable_data_ptr() : nullptr;
   return workspace;

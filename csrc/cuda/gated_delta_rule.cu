@@ -30,6 +30,7 @@ enum class ChunkKernel { kNone, kHopper, kPortable };
 ChunkKernel pick(const RuleParams& params) {
   const bool has_long_rows = params.mode == RuleMode::kChunk || params.dims.T >= fewest_chunk_tokens(params);
   if (params.mode == RuleMode::kRecurrent || !has_long_rows) return ChunkKernel::kNone;
+  if (params.dims.T == 0 || params.dims.N == 0) return ChunkKernel::kNone;   // nothing to prepare, and so to wait for
   if (is_hopper() && !params.is_high_precision && chunk_sm90_supports(params)) return ChunkKernel::kHopper;
   return chunk_mma_supports(params) ? ChunkKernel::kPortable : ChunkKernel::kNone;
 }

@@ -105,7 +105,7 @@ def gated_delta_rule(
             on its batch in any mode, but for scan="auto".
         precision: of "chunk": "fp16", what the tensor cores multiply is rounded to float16, scaled so that no magnitude
             of v or of the state overflows. "high", it is split into two float16 numbers instead, of any magnitude of k
-            too: about float32's digits, at a fifth of the speed.
+            too: about float32's digits, at a quarter of the speed of compute capability 9.0's kernel.
         scan: of "chunk" at precision "fp16" on compute capability 9.0: whether a long sequence may be split over the
             device. "off": never. "auto": it is where sequences x value heads x V / 64 are at most a third of the
             device's multiprocessors and the sequences are so long that it pays (from about 2,500 tokens on; those
@@ -139,11 +139,11 @@ def gated_delta_rule(
             requires grad under grad mode. Raised before anything is written. Bad values inside CUDA index tensors
             cannot raise without waiting for the device; they are memory-safe.
 
-    In the recurrence all arithmetic on the state is float32 in a fixed order: T tokens at once give the same bits as any
-    split of them (with a float32 state), and a row's bits do not depend on the rest of the batch. Rounded: the output, once, and the
-    state, once per call and slot, to their dtypes. float32 output and state lie within 5.5e-7 relative RMS of
-    transformers' torch_recurrent_gated_delta_rule. Outside the contraction region (no l2norm and beta |k|^2 > 2) the
-    rule itself diverges, and so does the result.
+    In the recurrence all arithmetic on the state is float32 in a fixed order: T tokens at once give the same bits as
+    any split of them (with a float32 state), and a row's bits do not depend on the rest of the batch. Rounded: the
+    output, once, and the state, once per call and slot, to their dtypes. float32 output and state lie within 5.5e-7
+    relative RMS of transformers' torch_recurrent_gated_delta_rule. Outside the contraction region (no l2norm and beta
+    |k|^2 > 2) the rule itself diverges, and so does the result.
 
     The chunk kernels keep the state and all sums in float32 too, but multiply float16 operands: relative RMS error
     2.0e-3 of a bfloat16 output (1.66e-3 is its rounding), 8e-4 of a float16 or float32 one, 1e-3 of a float32 state;

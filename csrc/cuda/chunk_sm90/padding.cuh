@@ -21,8 +21,8 @@ template <class SpanOf>
 __device__ __forceinline__ bool write_padding(const RuleParams& p, int64_t n, int64_t head, int64_t column,
                                               const SpanOf& span_of) {
   if (n == p.dims.N) {
-    write_zeros(p, 0, 0, sequence_span(p.cu_seqlens, 0, p.dims.T).first, head, column);
-    const int64_t end = p.cu_seqlens.at(p.dims.N);
+    const int64_t begin = p.cu_seqlens.at(0), end = p.cu_seqlens.at(p.dims.N);
+    write_zeros(p, 0, 0, begin < p.dims.T ? begin : p.dims.T, head, column);
     write_zeros(p, 0, end < 0 ? 0 : end, p.dims.T, head, column);
     return true;
   }

@@ -252,7 +252,7 @@ __global__ void __launch_bounds__(kSegmentThreads, 1) segment_kernel(const __gri
     const Segment segment = find_segment(p, rest / heads);
     const int64_t head = rest % heads;
     const int num_chains = chain_of(p.dims, segment, block, 0).is_there + chain_of(p.dims, segment, block, 1).is_there;
-    if (threadIdx.x == 0) init_chain_barriers(num_chains, smem);
+    if (threadIdx.x == 0 && num_chains > 0) init_chain_barriers(num_chains, smem);
     ptx::griddepcontrol_wait();   // for the preparation; in all blocks, so that the grid does not end before it
     if (num_chains == 0 || !is_asked_for(p, segment)) return;
     __syncthreads();

@@ -96,8 +96,9 @@ __device__ __forceinline__ void prefetch_piece(const Call& call, const Cut& cut,
                            wide(work.column, Shape::kVFirst ? call.in.line : kItem);
 #pragma unroll
   for (int idx = threadIdx.x; idx < kLines * kOfLine; idx += Shape::kThreads) {
-    const int line = idx / kOfLine;
-    if (!Shape::kVFirst || work.column + line < call.V) ptx::prefetch_l2(tile + wide(line, call.in.line) + idx % kOfLine * kLine);
+    const int line = idx / kOfLine, byte = idx % kOfLine * kLine;
+    const int column = work.column + (Shape::kVFirst ? line : byte / static_cast<int>(kItem));
+    if (column < call.V) ptx::prefetch_l2(tile + wide(line, call.in.line) + byte);
   }
 }
 
