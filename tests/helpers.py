@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Inputs, comparisons, guarded buffers, and the list of ops that work on slots of a pool."""
 
+import os
 import functools
 from typing import NamedTuple, Optional
 
@@ -94,6 +95,13 @@ def has_chunk_kernel(kernel, device):
     if device == "cuda":
         return torch.cuda.get_device_capability() >= (8, 0)
     return ".build/emulated/" in kernel.__file__
+
+
+def cuts_rows(kernel, device):
+    """Whether scan="auto" can cut rows here: Hopper's chunk kernel does."""
+    if device == "cuda":
+        return torch.cuda.get_device_capability() == (9, 0)
+    return has_chunk_kernel(kernel, device) and os.environ.get("EMULATED_HOPPER") != "0"
 
 
 def relative_rms(actual, expected):
