@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Inputs, comparisons, guarded buffers, and the list of ops that work on slots of a pool."""
 
-import os
 import functools
+import os
 from typing import NamedTuple, Optional
 
 import torch
