@@ -14,16 +14,16 @@
 
 #include "../ptx/pdl.cuh"
 #include "../tile/share.cuh"
+#include "arrive.cuh"
 #include "keep.cuh"
-#include "stage.cuh"
 
 namespace gdn::cuda {
 namespace {
 
-// Shared memory, in floats: k, q [kKeyDim], a copy for each warp; v [kTile]; the sums [warp of a column][u, w][kTile].
+// Shared memory, in floats: the token; v [kTile]; the sums [warp of a column][u, w][kTile].
 template <class Share>
 struct SmemOfAcross {
-  static constexpr int kV = Share::kWarps * 2 * Share::kKeyDim, kSums = kV + Share::kTile;
+  static constexpr int kV = TokenSmem<Share>::kFloats, kSums = kV + Share::kTile;
   static constexpr size_t kBytes = sizeof(float) * (kSums + Share::kWarpsOfColumn * 2 * Share::kTile);
 
   static_assert(Share::kTile <= Share::kThreads, "a thread stages at most one v");
@@ -45,20 +45,62 @@ __device__ __forceinline__ void sum_of_warp(const float* smem_x, const SharePlac
   if (place.group_lane == 0) store_floats<Share::kColumns>(smem_sums, sum);
 }
 
+#ifdef GDN_JOINT
+// The sums of S k and S q over the warp's rows, to smem_sums [u, w][kTile].
+template <class Share>
+__device__ __forceinline__ void sums_of_warp(const float* smem_k, const float* smem_q, const SharePlace<Share>& place,
+                                             const Packs<Share>& packs, float* smem_sums) {
+  constexpr int kOwned = Share::kOwned, kColumns = Share::kColumns;
+  float u[kOwned][kColumns] = {}, w[kOwned][kColumns] = {};
+#pragma unroll
+  for (int j = 0; j < Share::kSteps; ++j) {
+    float k[kOwned], q[kOwned];
+    load_floats<kOwned>(smem_k + kResidues * j + kOwned * place.group, k);
+    load_floats<kOwned>(smem_q + kResidues * j + kOwned * place.group, q);
+#pragma unroll
+    for (int i = 0; i < kOwned; ++i) {
+      float s[Share::kVector];
+      widen_vector<Share>(packs, j * kOwned + i, s);
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) {
+        u[i][c] = accumulate(s[c], k[i], u[i][c]);
+        w[i][c] = accumulate(s[c], q[i], w[i][c]);
+      }
+    }
+  }
+  sum_over_owned<Share, kColumns>(u);
+  sum_over_owned<Share, kColumns>(w);
+#pragma unroll
+  for (int width = 1; width < Share::kGroupLanes; width *= 2) {
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+      u[0][c] = add(u[0][c], __shfl_xor_sync(kAllLanes, u[0][c], width * Share::kNeighbour));
+      w[0][c] = add(w[0][c], __shfl_xor_sync(kAllLanes, w[0][c], width * Share::kNeighbour));
+    }
+  }
+  if (place.group_lane == 0) {
+    store_floats<kColumns>(smem_sums, u[0]);
+    store_floats<kColumns>(smem_sums + Share::kTile, w[0]);
+  }
+}
+#endif
+
 template <class Share, int kBlocks>
 __global__ void __launch_bounds__(Share::kThreads, kBlocks)
     decode_across(const __grid_constant__ Call call, const __grid_constant__ Cut cut, const __grid_constant__ Overlap overlap) {
-  extern __shared__ float4 smem_tokens[];   // SmemOfAcross: 6.3 KB for four warps and 64 columns
+  extern __shared__ float4 smem_tokens[];   // SmemOfAcross
   constexpr int kColumns = Share::kColumns;
   const Work work = work_of_piece(cut, blockIdx.x, Share::kTile);
   const SharePlace<Share> place(threadIdx.x);
   float* const smem = reinterpret_cast<float*>(smem_tokens);
-  float* const smem_k = smem + threadIdx.x / 32 * (2 * Share::kKeyDim);
-  float* const smem_q = smem_k + Share::kKeyDim;
+  const float* const smem_k = smem + TokenSmem<Share>::kK;
   float* const smem_v = smem + SmemOfAcross<Share>::kV;
   float* const smem_sums = smem + SmemOfAcross<Share>::kSums;
   const int own = work.column + place.own_column(), columns = call.V - work.column - place.first;
   const bool answers = place.answers() && own < call.V;
+#ifdef GDN_SMID
+  if (threadIdx.x == 0) note_sm(cut.first_wave);
+#endif
   // Before the wait no memory is read but slots, and they only as a hint.
   int slot = call.in.data != nullptr ? work.n : -1, out_slot = call.state.data != nullptr ? work.n : -1;
   if (overlap.prefetches && !call.is_plain && slot >= 0) {
@@ -67,7 +109,7 @@ __global__ void __launch_bounds__(Share::kThreads, kBlocks)
   char* gmem_in = share_address<Share>(call.in, slot, work, place);
   if (overlap.prefetches && slot >= 0) prefetch_share<Share>(call.in, gmem_in, columns);
   ptx::griddepcontrol_wait();
-  if (overlap.opens_early) ptx::griddepcontrol_launch_dependents();
+  if (overlap.opens == Opens::kAtOnce) ptx::griddepcontrol_launch_dependents();
   if (!call.is_plain) {
     if (!find_slots(call, work.n, slot, out_slot)) {   // the whole block
       if (answers) store_float(token_address(call.out, work.n, 0, work.head) + own * call.out_dim, call.out_dtype, 0, 0.0f);
@@ -76,24 +118,33 @@ __global__ void __launch_bounds__(Share::kThreads, kBlocks)
     gmem_in = share_address<Share>(call.in, slot, work, place);
   }
 
+  // The first warp copies k, q and the gates, the last threads a v each.
+  const int staged = static_cast<int>(threadIdx.x) - (Share::kThreads - Share::kTile);
+  const char* const gmem_v = token_address(call.v, work.n, 0, work.head) + (work.column + staged) * dtype_size(call.dtype);
+  if (threadIdx.x < 32) copy_token<Share>(call, work, smem);
+  if (staged >= 0 && work.column + staged < call.V) copy_word(smem_v + staged, gmem_v);
+  ptx::cp_async_commit_group();
   Packs<Share> packs;
-  TokenBits<Share> token = {};
   load_share<Share, false>(gmem_in, call.in.line, slot >= 0 ? columns : 0, packs);
-  load_token<Share>(call, work, work.n, 0, threadIdx.x % 32, token);
-  const int staged = work.column + static_cast<int>(threadIdx.x);
-  const bool stages = threadIdx.x < Share::kTile && staged < call.V;
-  const uint32_t v_bits = stages ? load_bits(token_address(call.v, work.n, 0, work.head), call.dtype, staged) : 0;
 
-  const StepScalars scalars = stage_token<Share>(call, token, threadIdx.x % 32, smem_k, smem_q);
-  if (threadIdx.x < Share::kTile) smem_v[threadIdx.x] = widen_bits(v_bits, call.dtype);
-  __syncwarp();   // k and q are there
+  ptx::cp_async_wait_group<0>();
+  __syncwarp();
+  if (staged >= 0) smem_v[staged] = widen_bits(bits_of_word(smem_v[staged], gmem_v), call.dtype);
+  if (threadIdx.x < 32) stage_token<Share>(call, work, smem);
+  __syncthreads();   // k, q, v and the scalars are there
+  float u[kColumns], w[kColumns], f[kColumns], own_f = 0.0f;
   float* const mine = smem_sums + place.warp_of_column * 2 * Share::kTile + place.first;
+#ifdef GDN_JOINT
+  sums_of_warp<Share>(smem_k, smem + TokenSmem<Share>::kQ, place, packs, mine);
+#else
   sum_of_warp<Share>(smem_k, place, packs, mine);
-  sum_of_warp<Share>(smem_q, place, packs, mine + Share::kTile);
+  sum_of_warp<Share>(smem + TokenSmem<Share>::kQ, place, packs, mine + Share::kTile);
+#endif
   // On a full chip not before: the next grid's blocks would take the places of this one's.
-  if (!overlap.opens_early) ptx::griddepcontrol_launch_dependents();
+  if (overlap.opens == Opens::kAfterSums) ptx::griddepcontrol_launch_dependents();
   __syncthreads();   // v and all warps' sums are there
-  float u[kColumns], v[kColumns], f[kColumns], own_f = 0.0f;
+  const StepScalars scalars = *reinterpret_cast<const StepScalars*>(smem + TokenSmem<Share>::kScalars);
+  float v[kColumns];
   sum_of_warps<Share>(smem_sums + place.first, u);
   load_floats<kColumns>(smem_v + place.first, v);
 #pragma unroll

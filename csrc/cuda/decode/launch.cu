@@ -46,7 +46,7 @@ bool is_one_token(const RuleParams& params) {
   return params.dims.T == 1 && !params.cu_seqlens.given() && params.rows.min_length <= 1 && params.rows.max_length >= 1;
 }
 
-constexpr Overlap kNot = {false, false}, kAsks = {true, false}, kAsksAndOpens = {true, true};
+constexpr Overlap kNot = {false, Opens::kAfterSums}, kAsks = {true, Opens::kAfterSums}, kAsksAndOpens = {true, Opens::kAtOnce};
 
 // How one token's grid overlaps its neighbours in the stream. The fastest measured (NOTES.md), here and in launch_across.
 template <class Shape>

@@ -34,6 +34,8 @@ struct StepCut {
   int blocks, tiles, per_block;
   Divider key_heads, tiles_of_head;
   bool prefetches;
+  int opens;   // 0 at once, 1 after the sums, 2 at the end
+  unsigned call;
 };
 
 // Shared memory in floats.
@@ -45,7 +47,9 @@ struct StepSmem {
   static constexpr int kSums = kV + Share::kTile;                              // [warp][u, w][kTile]
   static constexpr int kY = kSums + (Share::kWarpsOfColumn > 1 ? Share::kWarpsOfColumn * 2 * Share::kTile : 0);
   static constexpr int kBarriers = kY + kMaxHeadDim;                           // of q | k, and of y; 8 bytes each
-  static constexpr int kFloats = kBarriers + 4;
+  static constexpr int kGates = kBarriers + 4;                                 // alpha, beta
+  static constexpr int kChannels = kGates + 4;                                 // Channel's
+  static constexpr int kFloats = kChannels + Channel::floats(Share::kThreads);
 };
 
 // q | k of the key head: sums over K by each warp for itself, lane = residue.
@@ -157,20 +161,27 @@ __device__ __forceinline__ void compute_step(const StepCall& call, const StepCut
   using Smem = StepSmem<Share>;
   constexpr int kColumns = Share::kColumns;
   const uint32_t keys_barrier = ptx::shared_address(smem + Smem::kBarriers), y_barrier = keys_barrier + 8;
-  const float value = channel.is_any() ? channel.convolve(call) : 0.0f;
+  ptx::cp_async_wait_group<1>();   // the channel's copies
+  const float value =
+      channel.is_any() ? channel.convolve(call, work, Channel::Smem(smem + Smem::kChannels, Share::kThreads)) : 0.0f;
   ptx::cluster_wait();   // all blocks have made their barriers
   if (channel.is_value) smem[Smem::kV + threadIdx.x] = value;
   if (static_cast<int>(threadIdx.x) >= Share::kTile) {   // whole warps
     send_keys(value, channel.key_channel, cut.blocks, ptx::shared_address(smem + Smem::kQ), keys_barrier);
   }
-  const float alpha = gates.alpha(call), beta = gates.beta(call);
-  const float gate = activate_gate(widen_bits(column.z, call.z.dtype), call.use_silu);
-  __syncthreads();       // v is there
+  if (threadIdx.x < 32) {
+    smem[Smem::kGates] = gates.alpha(call);
+    smem[Smem::kGates + 1] = gates.beta(call);
+  }
+  const float gate = place.answers() ? activate_gate(widen_bits(column.z, call.z.dtype), call.use_silu) : 0.0f;
+  __syncthreads();       // v and the gates are there
   ptx::mbarrier_wait_parity(keys_barrier, 0);
-  const StepScalars scalars = scalars_of_token<Share>(call, smem + Smem::kQ, smem + Smem::kK, alpha, beta);
+  const StepScalars scalars =
+      scalars_of_token<Share>(call, smem + Smem::kQ, smem + Smem::kK, smem[Smem::kGates], smem[Smem::kGates + 1]);
 
   ptx::cp_async_wait_group<0>();
   float u[kColumns], w[kColumns], f[kColumns], own_o = 0.0f;
+  if (cut.opens == 1) ptx::griddepcontrol_launch_dependents();
   sum_share<Share>(smem + Smem::kState, smem + Smem::kQ, smem + Smem::kK, place.group, u, w);
   sum_over_lanes<Share>(u, w);
   if constexpr (Share::kWarpsOfColumn > 1) sum_over_warps<Share>(place, smem + Smem::kSums, u, w);
@@ -191,6 +202,7 @@ __device__ __forceinline__ void compute_step(const StepCall& call, const StepCut
     }
   }
   write_share<Share>(gmem_state, call.state_line, smem + Smem::kState, smem + Smem::kK, place.group, scalars.alpha, f);
+  if (!__any_sync(0xffffffffu, place.answers())) return;
   ptx::mbarrier_wait_parity(y_barrier, 0);
   write_normed(call, smem + Smem::kY, y, gate, widen_bits(column.weight, call.norm_weight.dtype), place.answers(),
                element(call.out, work, work.column + place.own_column()));
@@ -212,10 +224,13 @@ __global__ void __launch_bounds__(Share::kThreads, kBlocksOfSm)
       ptx::mbarrier_arrive_expect_tx(barrier + 8, call.V * sizeof(float));
     }
     ptx::cluster_arrive_relaxed();
+#ifdef GDN_SMID
+    if (threadIdx.x == 0) note_sm(cut.call);
+#endif
     StepWork work = work_of_block(call, cut, Share::kTile);
     const SharePlace<Share> place(threadIdx.x);
     const int in_slot = share_in_slot<Share>(call, work, place);
-    Channel channel = {};
+    Channel channel;
     channel.find(call, work, Share::kKeyDim, Share::kTile, cut.per_block);
     if (cut.prefetches) {   // before the wait no memory is read but slots, and they only as a hint
       const int slot = static_cast<int>(hinted_slot_of_row(call.slots, work.n, call.pool));
@@ -225,16 +240,15 @@ __global__ void __launch_bounds__(Share::kThreads, kBlocksOfSm)
       }
     }
     ptx::griddepcontrol_wait();
-    ptx::griddepcontrol_launch_dependents();
+    if (cut.opens == 0) ptx::griddepcontrol_launch_dependents();
     work.slot = static_cast<int>(slot_of_row(call.slots, work.n, call.pool));
     if (work.slot < 0) {   // the whole cluster
       if (place.answers()) store_float(element(call.out, work, work.column + place.own_column()), call.out.dtype, 0, 0.0f);
       ptx::cluster_wait();
       return;
     }
-    Gates gates;
-    NormColumn column = {};
-    channel.load(call, work);
+    channel.copy(call, work, Channel::Smem(smem + Smem::kChannels, Share::kThreads));
+    ptx::cp_async_commit_group();
     char* const gmem_state = call.state + wide(work.slot, call.state_slot) + in_slot;
     const uint32_t smem_state = ptx::shared_address(smem + Smem::kState) + 16 * threadIdx.x;
 #pragma unroll
@@ -246,7 +260,9 @@ __global__ void __launch_bounds__(Share::kThreads, kBlocksOfSm)
       }
     }
     ptx::cp_async_commit_group();
-    gates.load(call, work);
+    Gates gates = {};
+    NormColumn column = {};
+    if (threadIdx.x < 32) gates.load(call, work);
     if (place.answers()) column.load(call, work, work.column + place.own_column());
     compute_step<Share>(call, cut, work, place, channel, gates, column, gmem_state, smem);
   }
