@@ -17,13 +17,23 @@
 #include "arrive.cuh"
 #include "keep.cuh"
 
+#ifdef GDN_JOINT
+#define GDN_BY_RESIDUE true
+#else
+#define GDN_BY_RESIDUE false
+#endif
 namespace gdn::cuda {
 namespace {
 
 // Shared memory, in floats: the token; v [kTile]; the sums [warp of a column][u, w][kTile].
 template <class Share>
 struct SmemOfAcross {
-  static constexpr int kV = TokenSmem<Share>::kFloats, kSums = kV + Share::kTile;
+#ifdef GDN_WARP
+  static constexpr int kV = TokenSmem<Share>::kFloats * Share::kWarps,
+#else
+  static constexpr int kV = TokenSmem<Share>::kFloats,
+#endif
+       kSums = kV + Share::kTile;
   static constexpr size_t kBytes = sizeof(float) * (kSums + Share::kWarpsOfColumn * 2 * Share::kTile);
 
   static_assert(Share::kTile <= Share::kThreads, "a thread stages at most one v");
@@ -46,30 +56,39 @@ __device__ __forceinline__ void sum_of_warp(const float* smem_x, const SharePlac
 }
 
 #ifdef GDN_JOINT
-// The sums of S k and S q over the warp's rows, to smem_sums [u, w][kTile].
+// The sums of S k and S q over the warp's rows, to smem_sums [u, w][kTile]. One residue after the other, so that few partial
+// sums wait.
 template <class Share>
 __device__ __forceinline__ void sums_of_warp(const float* smem_k, const float* smem_q, const SharePlace<Share>& place,
                                              const Packs<Share>& packs, float* smem_sums) {
   constexpr int kOwned = Share::kOwned, kColumns = Share::kColumns;
   float u[kOwned][kColumns] = {}, w[kOwned][kColumns] = {};
 #pragma unroll
-  for (int j = 0; j < Share::kSteps; ++j) {
-    float k[kOwned], q[kOwned];
-    load_floats<kOwned>(smem_k + kResidues * j + kOwned * place.group, k);
-    load_floats<kOwned>(smem_q + kResidues * j + kOwned * place.group, q);
+  for (int i = 0; i < kOwned; ++i) {
+    float k[Share::kSteps], q[Share::kSteps];
+    load_floats<Share::kSteps>(smem_k + Share::kSteps * (kOwned * place.group + i), k);
+    load_floats<Share::kSteps>(smem_q + Share::kSteps * (kOwned * place.group + i), q);
 #pragma unroll
-    for (int i = 0; i < kOwned; ++i) {
+    for (int j = 0; j < Share::kSteps; ++j) {
       float s[Share::kVector];
       widen_vector<Share>(packs, j * kOwned + i, s);
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) {
-        u[i][c] = accumulate(s[c], k[i], u[i][c]);
-        w[i][c] = accumulate(s[c], q[i], w[i][c]);
+        u[i][c] = accumulate(s[c], k[j], u[i][c]);
+        w[i][c] = accumulate(s[c], q[j], w[i][c]);
+      }
+    }
+    // The levels of the tree that end here.
+#pragma unroll
+    for (int width = 1; (i + 1) % (2 * width) == 0; width *= 2) {
+      const int first = i + 1 - 2 * width;
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) {
+        u[first][c] = add(u[first][c], u[first + width][c]);
+        w[first][c] = add(w[first][c], w[first + width][c]);
       }
     }
   }
-  sum_over_owned<Share, kColumns>(u);
-  sum_over_owned<Share, kColumns>(w);
 #pragma unroll
   for (int width = 1; width < Share::kGroupLanes; width *= 2) {
 #pragma unroll
@@ -83,6 +102,27 @@ __device__ __forceinline__ void sums_of_warp(const float* smem_k, const float* s
     store_floats<kColumns>(smem_sums + Share::kTile, w[0]);
   }
 }
+
+// The state after the token, residue by residue.
+template <class Share>
+__device__ __forceinline__ void write_rows(char* gmem, int line, const float* smem_k, int group, const Packs<Share>& packs,
+                                           float alpha, const float (&f)[Share::kColumns]) {
+#pragma unroll
+  for (int i = 0; i < Share::kOwned; ++i) {
+    float k[Share::kSteps];
+    load_floats<Share::kSteps>(smem_k + Share::kSteps * (Share::kOwned * group + i), k);
+#pragma unroll
+    for (int j = 0; j < Share::kSteps; ++j) {
+      float s[Share::kVector];
+      uint32_t word[4];
+      widen_vector<Share>(packs, j * Share::kOwned + i, s);
+#pragma unroll
+      for (int c = 0; c < Share::kColumns; ++c) s[c] = write_state(alpha, k[j], f[c], s[c]);
+      round_vector<Share>(s, word);
+      ptx::st_global_v4(gmem + (kResidues * j + i) * line, word);
+    }
+  }
+}
 #endif
 
 template <class Share, int kBlocks>
@@ -93,7 +133,12 @@ __global__ void __launch_bounds__(Share::kThreads, kBlocks)
   const Work work = work_of_piece(cut, blockIdx.x, Share::kTile);
   const SharePlace<Share> place(threadIdx.x);
   float* const smem = reinterpret_cast<float*>(smem_tokens);
-  const float* const smem_k = smem + TokenSmem<Share>::kK;
+#ifdef GDN_WARP
+  float* const token = smem + threadIdx.x / 32 * TokenSmem<Share>::kFloats;
+#else
+  float* const token = smem;
+#endif
+  const float* const smem_k = token + TokenSmem<Share>::kK;
   float* const smem_v = smem + SmemOfAcross<Share>::kV;
   float* const smem_sums = smem + SmemOfAcross<Share>::kSums;
   const int own = work.column + place.own_column(), columns = call.V - work.column - place.first;
@@ -121,7 +166,11 @@ __global__ void __launch_bounds__(Share::kThreads, kBlocks)
   // The first warp copies k, q and the gates, the last threads a v each.
   const int staged = static_cast<int>(threadIdx.x) - (Share::kThreads - Share::kTile);
   const char* const gmem_v = token_address(call.v, work.n, 0, work.head) + (work.column + staged) * dtype_size(call.dtype);
+#ifdef GDN_WARP
+  copy_token<Share>(call, work, token);
+#else
   if (threadIdx.x < 32) copy_token<Share>(call, work, smem);
+#endif
   if (staged >= 0 && work.column + staged < call.V) copy_word(smem_v + staged, gmem_v);
   ptx::cp_async_commit_group();
   Packs<Share> packs;
@@ -130,20 +179,25 @@ __global__ void __launch_bounds__(Share::kThreads, kBlocks)
   ptx::cp_async_wait_group<0>();
   __syncwarp();
   if (staged >= 0) smem_v[staged] = widen_bits(bits_of_word(smem_v[staged], gmem_v), call.dtype);
-  if (threadIdx.x < 32) stage_token<Share>(call, work, smem);
+#ifdef GDN_WARP
+  stage_token<Share, GDN_BY_RESIDUE>(call, work, token);
+  __syncwarp();
+#else
+  if (threadIdx.x < 32) stage_token<Share, GDN_BY_RESIDUE>(call, work, smem);
   __syncthreads();   // k, q, v and the scalars are there
+#endif
   float u[kColumns], w[kColumns], f[kColumns], own_f = 0.0f;
   float* const mine = smem_sums + place.warp_of_column * 2 * Share::kTile + place.first;
 #ifdef GDN_JOINT
-  sums_of_warp<Share>(smem_k, smem + TokenSmem<Share>::kQ, place, packs, mine);
+  sums_of_warp<Share>(smem_k, token + TokenSmem<Share>::kQ, place, packs, mine);
 #else
   sum_of_warp<Share>(smem_k, place, packs, mine);
-  sum_of_warp<Share>(smem + TokenSmem<Share>::kQ, place, packs, mine + Share::kTile);
+  sum_of_warp<Share>(token + TokenSmem<Share>::kQ, place, packs, mine + Share::kTile);
 #endif
   // On a full chip not before: the next grid's blocks would take the places of this one's.
   if (overlap.opens == Opens::kAfterSums) ptx::griddepcontrol_launch_dependents();
   __syncthreads();   // v and all warps' sums are there
-  const StepScalars scalars = *reinterpret_cast<const StepScalars*>(smem + TokenSmem<Share>::kScalars);
+  const StepScalars scalars = *reinterpret_cast<const StepScalars*>(token + TokenSmem<Share>::kScalars);
   float v[kColumns];
   sum_of_warps<Share>(smem_sums + place.first, u);
   load_floats<kColumns>(smem_v + place.first, v);
@@ -153,8 +207,12 @@ __global__ void __launch_bounds__(Share::kThreads, kBlocks)
     own_f = place.group == c ? f[c] : own_f;
   }
   if (out_slot >= 0) {
+#ifdef GDN_JOINT
+    if (columns > 0) write_rows<Share>(share_address<Share>(call.state, out_slot, work, place), call.state.line, smem_k, place.group, packs, scalars.alpha, f);
+#else
     write_packs<Share>(share_address<Share>(call.state, out_slot, work, place), call.state.line, columns, smem_k, place.group,
                        packs, scalars.alpha, f);
+#endif
   }
   if (answers) {
     float w[1];

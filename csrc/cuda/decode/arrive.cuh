@@ -61,8 +61,9 @@ __device__ __forceinline__ void copy_token(const Call& call, const Work& work, f
   }
 }
 
-// The copies are there, for all lanes: k, q and the scalars to shared memory.
-template <class Shape>
+// The copies are there, for all lanes: k, q and the scalars to shared memory. Where kByResidue element lane + 32 j of k and q
+// stands at kSteps * lane + j, else where it is.
+template <class Shape, bool kByResidue>
 __device__ __forceinline__ void stage_token(const Call& call, const Work& work, float* smem) {
   using Smem = TokenSmem<Shape>;
   constexpr int kSteps = Shape::kSteps;
@@ -78,8 +79,8 @@ __device__ __forceinline__ void stage_token(const Call& call, const Work& work, 
 #pragma unroll
   for (int j = 0; j < kSteps; ++j) {
     const float k = x[j], q = x[kSteps + j];
-    smem[Smem::kK + lane + 32 * j] = k;
-    smem[Smem::kQ + lane + 32 * j] = q;
+    smem[Smem::kK + (kByResidue ? kSteps * lane + j : lane + 32 * j)] = k;
+    smem[Smem::kQ + (kByResidue ? kSteps * lane + j : lane + 32 * j)] = q;
     kk = accumulate(k, k, kk);
     qq = accumulate(q, q, qq);
     kq = accumulate(k, q, kq);

@@ -31,7 +31,11 @@ __device__ __forceinline__ void write_own(const Call& call, const Work& work, in
 }
 
 template <class Shape>
+#ifdef GDN_WARP
+constexpr size_t kBytesOfOne = sizeof(float) * TokenSmem<Shape>::kFloats * Shape::kWarps;
+#else
 constexpr size_t kBytesOfOne = sizeof(float) * TokenSmem<Shape>::kFloats;
+#endif
 
 template <class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
@@ -40,7 +44,11 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   constexpr int kLeft = Shape::kLeft;
   const Work work = work_of_piece(cut, blockIdx.x, Shape::kTile);
   const Place<Shape> place(threadIdx.x);
+#ifdef GDN_WARP
+  float* const smem = reinterpret_cast<float*>(smem_tokens) + threadIdx.x / 32 * TokenSmem<Shape>::kFloats;
+#else
   float* const smem = reinterpret_cast<float*>(smem_tokens);
+#endif
   const float* const smem_k = smem + TokenSmem<Shape>::kK;
   const int own = work.column + place.own_column();
   const bool answers = place.has_w() && place.is_first_copy();
@@ -66,7 +74,11 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     gmem_in = share_address<Shape>(call.in, slot, work, place);
   }
 
+#ifdef GDN_WARP
+  const bool is_stager = true;
+#else
   const bool is_stager = threadIdx.x < 32;
+#endif
   if (is_stager) copy_token<Shape>(call, work, smem);
   ptx::cp_async_commit_group();
   Packs<Shape> packs;
@@ -82,9 +94,13 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   if (is_stager) {
     ptx::cp_async_wait_group<0>();
     __syncwarp();
-    stage_token<Shape>(call, work, smem);
+    stage_token<Shape, false>(call, work, smem);
   }
+#ifdef GDN_WARP
+  __syncwarp();
+#else
   __syncthreads();   // k, q and the scalars are there
+#endif
   float u[Shape::kColumns], w[Shape::kColumns], f[Shape::kColumns], v[kLeft], left[kLeft], own_o[kLeft], own_f[kLeft];
   sum_packs<Shape>(smem_k, place.group, packs, u);
   sum_packs<Shape>(smem + TokenSmem<Shape>::kQ, place.group, packs, w);

@@ -90,16 +90,20 @@ struct Channel {
   bool is_value;
   int number, in_row;    // among all channels; bytes from the start of the row of x
 
-  // What its copies take of shared memory, in floats: window and weights of 16 bytes a thread, x and bias of a word.
-  static constexpr int floats(int threads) { return 10 * threads; }
+  // What its copies take of shared memory, in floats: window and weights of four elements a thread, x and bias of a word.
+  GDN_INLINE static int row_floats(DType dtype) { return kMaxTaps * dtype_size(dtype) / 4; }
+  static int floats(const StepCall& call, int threads) {
+    return (row_floats(call.window.dtype) + row_floats(call.weight.dtype) + 2) * threads;
+  }
   struct Smem {
     float *window, *weight, *x, *bias;
 
-    __device__ __forceinline__ Smem(float* smem, int threads) {
+    __device__ __forceinline__ Smem(const StepCall& call, float* smem, int threads) {
       const int thread = static_cast<int>(threadIdx.x);
-      window = smem + 4 * thread;
-      weight = window + 4 * threads;
-      x = smem + 8 * threads + thread;
+      const int of_window = row_floats(call.window.dtype), of_weight = row_floats(call.weight.dtype);
+      window = smem + of_window * thread;
+      weight = smem + of_window * threads + of_weight * thread;
+      x = smem + (of_window + of_weight) * threads + thread;
       bias = x + threads;
     }
   };

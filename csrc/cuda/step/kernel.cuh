@@ -38,18 +38,22 @@ struct StepCut {
   unsigned call;
 };
 
-// Shared memory in floats.
+// Shared memory in floats. What the channels' copies took is the sums' later.
 template <class Share>
 struct StepSmem {
   static constexpr int kState = 0;                                             // [access][thread] of 16 bytes
   static constexpr int kQ = kState + Share::kLoads * Share::kThreads * 4, kK = kQ + Share::kKeyDim;
   static constexpr int kV = kK + Share::kKeyDim;                               // of the block's tile
-  static constexpr int kSums = kV + Share::kTile;                              // [warp][u, w][kTile]
-  static constexpr int kY = kSums + (Share::kWarpsOfColumn > 1 ? Share::kWarpsOfColumn * 2 * Share::kTile : 0);
-  static constexpr int kBarriers = kY + kMaxHeadDim;                           // of q | k, and of y; 8 bytes each
+  static constexpr int kBarriers = kV + Share::kTile;                          // of q | k, and of y; 8 bytes each
   static constexpr int kGates = kBarriers + 4;                                 // alpha, beta
-  static constexpr int kChannels = kGates + 4;                                 // Channel's
-  static constexpr int kFloats = kChannels + Channel::floats(Share::kThreads);
+  static constexpr int kY = kGates + 4;                                        // [V]
+  static constexpr int kSums = Share::kWarpsOfColumn > 1 ? Share::kWarpsOfColumn * 2 * Share::kTile : 0;   // [warp][u, w][kTile]
+
+  GDN_INLINE static int channels(const StepCall& call) { return kY + call.V; }   // Channel's, or kSums of them
+  static size_t bytes(const StepCall& call) {
+    const int floats = Channel::floats(call, Share::kThreads);
+    return sizeof(float) * (channels(call) + (floats > kSums ? floats : kSums));
+  }
 };
 
 // q | k of the key head: sums over K by each warp for itself, lane = residue.
@@ -163,7 +167,7 @@ __device__ __forceinline__ void compute_step(const StepCall& call, const StepCut
   const uint32_t keys_barrier = ptx::shared_address(smem + Smem::kBarriers), y_barrier = keys_barrier + 8;
   ptx::cp_async_wait_group<1>();   // the channel's copies
   const float value =
-      channel.is_any() ? channel.convolve(call, work, Channel::Smem(smem + Smem::kChannels, Share::kThreads)) : 0.0f;
+      channel.is_any() ? channel.convolve(call, work, Channel::Smem(call, smem + Smem::channels(call), Share::kThreads)) : 0.0f;
   ptx::cluster_wait();   // all blocks have made their barriers
   if (channel.is_value) smem[Smem::kV + threadIdx.x] = value;
   if (static_cast<int>(threadIdx.x) >= Share::kTile) {   // whole warps
@@ -184,7 +188,7 @@ __device__ __forceinline__ void compute_step(const StepCall& call, const StepCut
   if (cut.opens == 1) ptx::griddepcontrol_launch_dependents();
   sum_share<Share>(smem + Smem::kState, smem + Smem::kQ, smem + Smem::kK, place.group, u, w);
   sum_over_lanes<Share>(u, w);
-  if constexpr (Share::kWarpsOfColumn > 1) sum_over_warps<Share>(place, smem + Smem::kSums, u, w);
+  if constexpr (Share::kWarpsOfColumn > 1) sum_over_warps<Share>(place, smem + Smem::channels(call), u, w);
 #pragma unroll
   for (int c = 0; c < kColumns; ++c) {
     f[c] = write_factor(scalars.neg_alpha_sk, scalars.beta, scalars.sk, u[c],
@@ -247,7 +251,7 @@ __global__ void __launch_bounds__(Share::kThreads, kBlocksOfSm)
       ptx::cluster_wait();
       return;
     }
-    channel.copy(call, work, Channel::Smem(smem + Smem::kChannels, Share::kThreads));
+    channel.copy(call, work, Channel::Smem(call, smem + Smem::channels(call), Share::kThreads));
     ptx::cp_async_commit_group();
     char* const gmem_state = call.state + wide(work.slot, call.state_slot) + in_slot;
     const uint32_t smem_state = ptx::shared_address(smem + Smem::kState) + 16 * threadIdx.x;

@@ -41,8 +41,9 @@ const char* launch_share(const StepParams& p, void* stream) {
   cut.per_block = static_cast<int>(ceil_div(ceil_div(2 * d.K, cut.blocks), 4) * 4);
   const int64_t blocks = d.N * d.Hk * cut.blocks;
   cut.prefetches = pick_prefetch<Share, kBlocksOfSm>(blocks);
+  const StepCall call = call_of(p);
   return launch_clusters_early(step_kernel<Share, kBlocksOfSm>, cut.blocks, blocks, Share::kThreads,
-                               sizeof(float) * StepSmem<Share>::kFloats, stream, call_of(p), cut);
+                               StepSmem<Share>::bytes(call), stream, call, cut);
 }
 
 template <class state_t, bool kVFirst, int kSteps>
