@@ -206,7 +206,7 @@ __device__ __forceinline__ void compute_step(const StepCall& call, const StepCut
     }
   }
   write_share<Share>(gmem_state, call.state_line, smem + Smem::kState, smem + Smem::kK, place.group, scalars.alpha, f);
-  if (!__any_sync(0xffffffffu, place.answers())) return;
+  if (__all_sync(0xffffffffu, !place.answers())) return;
   ptx::mbarrier_wait_parity(y_barrier, 0);
   write_normed(call, smem + Smem::kY, y, gate, widen_bits(column.weight, call.norm_weight.dtype), place.answers(),
                element(call.out, work, work.column + place.own_column()));
