@@ -88,14 +88,10 @@ __device__ __forceinline__ Work work_of_piece(const Cut& cut, uint32_t piece, in
           static_cast<int>(tile) * tile_columns};
 }
 
-// When the next grid in the stream may start: as soon as a block reads memory, once its state is there, when it is done.
-enum class Opens : int32_t { kAtOnce, kAfterSums, kAtEnd };
-
-// What a grid and its neighbours in the stream do at the same time. prefetches: it asks for its state while the one before it
-// still runs.
+// What a grid and its neighbours in the stream do at the same time: whether it asks for its state while the one before it
+// still runs, whether the next one may start as soon as this one reads memory or only once its state is there.
 struct Overlap {
-  bool prefetches;
-  Opens opens;
+  bool prefetches, opens_early;
 };
 
 // Token t of a row whose tokens start at `origin` (its sequence or, ragged, its first token), head `head`.

@@ -12,8 +12,8 @@
 #pragma once
 
 #include "../ptx/pdl.cuh"
-#include "arrive.cuh"
 #include "keep.cuh"
+#include "stage.cuh"
 
 namespace gdn::cuda {
 namespace {
@@ -31,31 +31,20 @@ __device__ __forceinline__ void write_own(const Call& call, const Work& work, in
 }
 
 template <class Shape>
-#ifdef GDN_WARP
-constexpr size_t kBytesOfOne = sizeof(float) * TokenSmem<Shape>::kFloats * Shape::kWarps;
-#else
-constexpr size_t kBytesOfOne = sizeof(float) * TokenSmem<Shape>::kFloats;
-#endif
+constexpr size_t kBytesOfOne = sizeof(float) * Shape::kWarps * 2 * Shape::kKeyDim;
 
 template <class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     decode_one(const __grid_constant__ Call call, const __grid_constant__ Cut cut, const __grid_constant__ Overlap overlap) {
-  extern __shared__ float4 smem_tokens[];   // TokenSmem
+  extern __shared__ float4 smem_tokens[];   // k, q [kKeyDim]: a copy for each warp, 4 KB for four
   constexpr int kLeft = Shape::kLeft;
   const Work work = work_of_piece(cut, blockIdx.x, Shape::kTile);
   const Place<Shape> place(threadIdx.x);
-#ifdef GDN_WARP
-  float* const smem = reinterpret_cast<float*>(smem_tokens) + threadIdx.x / 32 * TokenSmem<Shape>::kFloats;
-#else
-  float* const smem = reinterpret_cast<float*>(smem_tokens);
-#endif
-  const float* const smem_k = smem + TokenSmem<Shape>::kK;
+  float* const smem_k = reinterpret_cast<float*>(smem_tokens) + threadIdx.x / 32 * (2 * Shape::kKeyDim);
+  float* const smem_q = smem_k + Shape::kKeyDim;
   const int own = work.column + place.own_column();
   const bool answers = place.has_w() && place.is_first_copy();
   const int columns = call.V - work.column - place.first;
-#ifdef GDN_SMID
-  if (threadIdx.x == 0) note_sm(cut.first_wave);
-#endif
   // Before the wait no memory is read but slots, and they only as a hint.
   int slot = call.in.data != nullptr ? work.n : -1, out_slot = call.state.data != nullptr ? work.n : -1;
   if (overlap.prefetches && !call.is_plain && slot >= 0) {
@@ -64,7 +53,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   char* gmem_in = share_address<Shape>(call.in, slot, work, place);
   if (overlap.prefetches && slot >= 0) prefetch_share<Shape>(call.in, gmem_in, columns);
   ptx::griddepcontrol_wait();
-  if (overlap.opens == Opens::kAtOnce) ptx::griddepcontrol_launch_dependents();
+  if (overlap.opens_early) ptx::griddepcontrol_launch_dependents();
   if (!call.is_plain) {
     if (!find_slots(call, work.n, slot, out_slot)) {
       const float zeros[kLeft] = {};
@@ -74,15 +63,10 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     gmem_in = share_address<Shape>(call.in, slot, work, place);
   }
 
-#ifdef GDN_WARP
-  const bool is_stager = true;
-#else
-  const bool is_stager = threadIdx.x < 32;
-#endif
-  if (is_stager) copy_token<Shape>(call, work, smem);
-  ptx::cp_async_commit_group();
   Packs<Shape> packs;
+  TokenBits<Shape> token = {};
   load_share<Shape, false>(gmem_in, call.in.line, slot >= 0 ? columns : 0, packs);
+  load_token<Shape>(call, work, work.n, 0, threadIdx.x % 32, token);
   const char* const gmem_v = token_address(call.v, work.n, 0, work.head);
   uint32_t v_bits[kLeft];
 #pragma unroll
@@ -91,24 +75,16 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     v_bits[i] = load_bits(gmem_v, call.dtype, column < call.V ? column : 0);
   }
 
-  if (is_stager) {
-    ptx::cp_async_wait_group<0>();
-    __syncwarp();
-    stage_token<Shape, false>(call, work, smem);
-  }
-#ifdef GDN_WARP
-  __syncwarp();
-#else
-  __syncthreads();   // k, q and the scalars are there
-#endif
-  float u[Shape::kColumns], w[Shape::kColumns], f[Shape::kColumns], v[kLeft], left[kLeft], own_o[kLeft], own_f[kLeft];
-  sum_packs<Shape>(smem_k, place.group, packs, u);
-  sum_packs<Shape>(smem + TokenSmem<Shape>::kQ, place.group, packs, w);
-  // On a full chip not before: the next grid's blocks would take the places of this one's.
-  if (overlap.opens == Opens::kAfterSums) ptx::griddepcontrol_launch_dependents();
-  const StepScalars scalars = *reinterpret_cast<const StepScalars*>(smem + TokenSmem<Shape>::kScalars);
+  const StepScalars scalars = stage_token<Shape>(call, token, threadIdx.x % 32, smem_k, smem_q);
+  float v[kLeft];
 #pragma unroll
   for (int i = 0; i < kLeft; ++i) v[i] = widen_bits(v_bits[i], call.dtype);
+  __syncwarp();   // k and q are there
+  float u[Shape::kColumns], w[Shape::kColumns], f[Shape::kColumns], left[kLeft], own_o[kLeft], own_f[kLeft];
+  sum_packs<Shape>(smem_k, place.group, packs, u);
+  sum_packs<Shape>(smem_q, place.group, packs, w);
+  // On a full chip not before: the next grid's blocks would take the places of this one's.
+  if (!overlap.opens_early) ptx::griddepcontrol_launch_dependents();
   deal_sums<Shape>(place, u, w, left);
   finish_sums<Shape>(place, scalars, left, v, f, own_o, own_f);
   if (out_slot >= 0) {

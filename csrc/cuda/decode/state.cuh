@@ -72,14 +72,10 @@ __device__ __forceinline__ void prefetch_share(const StateRows& state, char* gme
 // Issues the loads of a share, with the hint that it is not read again or without. Outside the columns: zeros.
 template <class Shape, bool kStreams>
 __device__ __forceinline__ void load_share(char* gmem, int line, int columns, Packs<Shape>& packs) {
-#pragma unroll
-  for (int idx = 0; idx < Shape::kLoads; ++idx) {
+  visit_vectors<Shape>(gmem, line, columns, [&](int idx, const char* vector, bool inside) {
 #pragma unroll
     for (int w = 0; w < 4; ++w) packs.word[idx][w] = 0;
-  }
-  if (!Shape::kVFirst && columns <= 0) return;   // all inside or none
-  visit_vectors<Shape>(gmem, line, columns, [&](int idx, const char* vector, bool inside) {
-    if (Shape::kVFirst && !inside) return;
+    if (!inside) return;
     if constexpr (kStreams) ptx::ld_global_streaming_v4(vector, packs.word[idx]);
     else ptx::ld_global_v4(vector, packs.word[idx]);
   });

@@ -29,13 +29,12 @@ namespace gdn::cuda {
 namespace {
 
 // How a call is cut: blocks of a cluster, tiles of a head, channels of q | k a block (a multiple of 4). prefetches: a block
-// asks for its state, windows and weights while the grid before this one still runs.
+// asks for its state, windows and weights while the grid before this one still runs. opens_early: the next grid may start as
+// soon as a block reads memory, else once its state is there.
 struct StepCut {
   int blocks, tiles, per_block;
   Divider key_heads, tiles_of_head;
-  bool prefetches;
-  int opens;   // 0 at once, 1 after the sums, 2 at the end
-  unsigned call;
+  bool prefetches, opens_early;
 };
 
 // Shared memory in floats. What the channels' copies took is the sums' later.
@@ -185,7 +184,7 @@ __device__ __forceinline__ void compute_step(const StepCall& call, const StepCut
 
   ptx::cp_async_wait_group<0>();
   float u[kColumns], w[kColumns], f[kColumns], own_o = 0.0f;
-  if (cut.opens == 1) ptx::griddepcontrol_launch_dependents();
+  if (!cut.opens_early) ptx::griddepcontrol_launch_dependents();
   sum_share<Share>(smem + Smem::kState, smem + Smem::kQ, smem + Smem::kK, place.group, u, w);
   sum_over_lanes<Share>(u, w);
   if constexpr (Share::kWarpsOfColumn > 1) sum_over_warps<Share>(place, smem + Smem::channels(call), u, w);
@@ -206,7 +205,7 @@ __device__ __forceinline__ void compute_step(const StepCall& call, const StepCut
     }
   }
   write_share<Share>(gmem_state, call.state_line, smem + Smem::kState, smem + Smem::kK, place.group, scalars.alpha, f);
-  if (__all_sync(0xffffffffu, !place.answers())) return;
+  if (__all_sync(0xffffffffu, !place.answers())) return;   // nothing to write, no y to wait for
   ptx::mbarrier_wait_parity(y_barrier, 0);
   write_normed(call, smem + Smem::kY, y, gate, widen_bits(column.weight, call.norm_weight.dtype), place.answers(),
                element(call.out, work, work.column + place.own_column()));
@@ -228,9 +227,6 @@ __global__ void __launch_bounds__(Share::kThreads, kBlocksOfSm)
       ptx::mbarrier_arrive_expect_tx(barrier + 8, call.V * sizeof(float));
     }
     ptx::cluster_arrive_relaxed();
-#ifdef GDN_SMID
-    if (threadIdx.x == 0) note_sm(cut.call);
-#endif
     StepWork work = work_of_block(call, cut, Share::kTile);
     const SharePlace<Share> place(threadIdx.x);
     const int in_slot = share_in_slot<Share>(call, work, place);
@@ -244,7 +240,7 @@ __global__ void __launch_bounds__(Share::kThreads, kBlocksOfSm)
       }
     }
     ptx::griddepcontrol_wait();
-    if (cut.opens == 0) ptx::griddepcontrol_launch_dependents();
+    if (cut.opens_early) ptx::griddepcontrol_launch_dependents();
     work.slot = static_cast<int>(slot_of_row(call.slots, work.n, call.pool));
     if (work.slot < 0) {   // the whole cluster
       if (place.answers()) store_float(element(call.out, work, work.column + place.own_column()), call.out.dtype, 0, 0.0f);
