@@ -160,7 +160,7 @@ __device__ __forceinline__ void prefetch_share(const char* gmem, int line) {
 template <class Share>
 __device__ __forceinline__ void compute_step(const StepCall& call, const StepCut& cut, const StepWork& work,
                                              const SharePlace<Share>& place, const Channel& channel, const Gates& gates,
-                                             const NormColumn& column, char* gmem_state, float* smem) {
+                                             const NormColumn& column, float* smem) {
   using Smem = StepSmem<Share>;
   constexpr int kColumns = Share::kColumns;
   const uint32_t keys_barrier = ptx::shared_address(smem + Smem::kBarriers), y_barrier = keys_barrier + 8;
@@ -204,8 +204,10 @@ __device__ __forceinline__ void compute_step(const StepCall& call, const StepCut
       ptx::st_async(ptx::map_shared(to, rank), float_bits(y), ptx::map_shared(y_barrier, rank));
     }
   }
+  // The address once more: held over the sums it would not fit the registers.
+  char* const gmem_state = call.state + wide(work.slot, call.state_slot) + share_in_slot<Share>(call, work, place);
   write_share<Share>(gmem_state, call.state_line, smem + Smem::kState, smem + Smem::kK, place.group, scalars.alpha, f);
-  if (__all_sync(0xffffffffu, !place.answers())) return;   // nothing to write, no y to wait for
+  if (place.warp_of_column * Share::kGroupLanes >= Share::kColumns) return;   // no lane of the warp answers
   ptx::mbarrier_wait_parity(y_barrier, 0);
   write_normed(call, smem + Smem::kY, y, gate, widen_bits(column.weight, call.norm_weight.dtype), place.answers(),
                element(call.out, work, work.column + place.own_column()));
@@ -264,7 +266,7 @@ __global__ void __launch_bounds__(Share::kThreads, kBlocksOfSm)
     NormColumn column = {};
     if (threadIdx.x < 32) gates.load(call, work);
     if (place.answers()) column.load(call, work, work.column + place.own_column());
-    compute_step<Share>(call, cut, work, place, channel, gates, column, gmem_state, smem);
+    compute_step<Share>(call, cut, work, place, channel, gates, column, smem);
   }
 }
 

@@ -12,7 +12,6 @@ namespace {
 
 constexpr int kMostBlocks = 8;     // of a cluster, on every card that has them
 constexpr int kThreads = 128;      // of a block
-constexpr int kBlocksOfSm = 6;     // of a multiprocessor: what registers and shared memory hold
 constexpr int kSpreadBlocks = 4;   // of a multiprocessor, where a grid that small is to spread
 
 // Columns of a block of the clustered kernel, 0: it does not take the call. Narrow tiles put more blocks on the chip; a
@@ -28,7 +27,7 @@ int pick_tile(const StepParams& p) {
 }
 
 // How the grid overlaps its neighbours in the stream: the fastest measured (NOTES.md).
-template <class Share>
+template <class Share, int kBlocksOfSm>
 const char* launch_share(const StepParams& p, void* stream) {
   const Dims& d = p.dims;
   StepCut cut = {};
@@ -43,16 +42,17 @@ const char* launch_share(const StepParams& p, void* stream) {
   cut.prefetches = are_few || Share::kBytes == 4 || !Share::kVFirst;
   const StepCall call = call_of(p);
   size_t bytes = StepSmem<Share>::bytes(call);
-  // All of a small grid is resident whatever the limit; with it the clusters spread, instead of six blocks on some
-  // multiprocessors and none on others. Up to a quarter of the chip the next grid takes the free places.
+  // All of a small grid is resident whatever the limit; with it the clusters spread, instead of crowding some multiprocessors
+  // and leaving others idle. Up to a quarter of the chip the next grid takes the free places.
   if (are_few && 4 * blocks > kBlocksOfSm * num_sms) bytes = std::max(bytes, shared_bytes_for(kSpreadBlocks));
   return launch_clusters_early(step_kernel<Share, kBlocksOfSm>, cut.blocks, blocks, Share::kThreads, bytes, stream, call, cut);
 }
 
 template <class state_t, bool kVFirst, int kSteps>
 const char* launch_tile(const StepParams& p, int tile, void* stream) {
-  if (tile == 32) return launch_share<Share<state_t, kVFirst, kSteps, 32, kThreads>>(p, stream);
-  return launch_share<Share<state_t, kVFirst, kSteps, 64, kThreads>>(p, stream);
+  // Blocks of a multiprocessor: as many as registers hold without a spill.
+  if (tile == 32) return launch_share<Share<state_t, kVFirst, kSteps, 32, kThreads>, 5>(p, stream);
+  return launch_share<Share<state_t, kVFirst, kSteps, 64, kThreads>, 6>(p, stream);
 }
 
 }  // namespace
