@@ -46,7 +46,8 @@ struct StepSmem {
   static constexpr int kBarriers = kV + Share::kTile;                          // of q | k, and of y; 8 bytes each
   static constexpr int kGates = kBarriers + 4;                                 // alpha, beta
   static constexpr int kY = kGates + 4;                                        // [V]
-  static constexpr int kSums = Share::kWarpsOfColumn > 1 ? Share::kWarpsOfColumn * 2 * Share::kTile : 0;   // [warp][u, w][kTile]
+  static constexpr int kSums =                                                 // [warp][u, w][kTile]
+      Share::kWarpsOfColumn > 1 ? Share::kWarpsOfColumn * 2 * Share::kTile : 0;
 
   GDN_INLINE static int channels(const StepCall& call) { return kY + call.V; }   // Channel's, or kSums of them
   static size_t bytes(const StepCall& call) {
