@@ -43,7 +43,7 @@ static const char* compute(const RuleParams& r, void* stream) { return chunk_sm9
 static int64_t bytes_of(const RuleParams& r) { return chunk_sm90_workspace_bytes(r); }
 static const char* prepare(const RuleParams& r, void* stream) { return launch_prepare<bf16_t, 128>(r, stream); }
 static const char* carry(const RuleParams& r, void* stream) {
-  return launch(chunk_sm90::chunk_kernel<bf16_t, bf16_t, 128, NoObserver>, 2 * r.dims.N * r.dims.Hv, chunk_sm90::kThreads, sizeof(chunk_sm90::SharedMemory<128>), stream, r, NoObserver{});
+  return launch_carry<bf16_t, bf16_t, 128>(r, choose_pairs(r), stream);
 }
 constexpr size_t kSharedBytes = sizeof(chunk_sm90::SharedMemory<128>);
 #endif

@@ -120,6 +120,43 @@ void run_cut(RuleParams params, int segment_tokens) {
 #endif
 }
 
+#if !defined(PRECISION)
+template <class io_t>
+const char* carry_pairs(const RuleParams& params, int64_t pairs) {
+  if (params.out.dtype == DType::kFloat32) return launch_carry<io_t, float, 128>(params, pairs, nullptr);
+  return launch_carry<io_t, io_t, 128>(params, pairs, nullptr);
+}
+
+// Blocks of one tile, blocks of two and one, blocks of two: whether all have the same bits.
+int pairs(const std::string& wanted, int longest) {
+  int bad = 0;
+  for (const Case& c : cases::all()) {
+    if (c.name.find(wanted) == std::string::npos || c.T > longest) continue;
+    Problem p = cases::make(c);
+    Buffers one(p, c.out_fp32 ? 4 : 2);
+    RuleParams params = cases::params(p, one.pointers(p));
+    std::vector<char> bytes(workspace_bytes<128>(params) + 1024, '\xff');
+    params.workspace = bytes.data() + (1024 - reinterpret_cast<uintptr_t>(bytes.data()) % 1024);
+    run(params);
+    const int64_t most = num_tiles(params) / 2;
+    for (const int64_t count : {int64_t{1}, most}) {
+      Buffers two(p, c.out_fp32 ? 4 : 2);
+      RuleParams mine = cases::params(p, two.pointers(p));
+      mine.workspace = params.workspace;
+      if (const char* error = c.io == DType::kBFloat16 ? carry_pairs<bf16_t>(mine, count) : carry_pairs<fp16_t>(mine, count)) {
+        exit((printf("refused: %s\n", error), 2));
+      }
+      const bool same = one.out == two.out && one.state == two.state;
+      bad += !same;
+      printf("%-46s %lld of %lld blocks of two: %s\n", c.name.c_str(), static_cast<long long>(count), static_cast<long long>(most),
+             same ? "equal" : "DIFFER");
+    }
+  }
+  printf("%d bad\n", bad);
+  return bad;
+}
+#endif
+
 int check(const std::string& wanted, int longest, int segment_tokens) {
   int bad = 0;
   for (const Case& c : cases::all()) {
@@ -148,6 +185,9 @@ int main(int argc, char** argv) {
   if (what == "debug") {
     return debug<bf16_t>(DType::kBFloat16, 0) + debug<fp16_t>(DType::kFloat16, 1) + debug<bf16_t>(DType::kBFloat16, 2);
   }
+#endif
+#if !defined(PRECISION)
+  if (what == "pairs") return pairs(argc > 2 ? argv[2] : "", argc > 3 ? atoi(argv[3]) : 260) != 0;
 #endif
   return (what == "bits" ? bits() : check(what, argc > 2 ? atoi(argv[2]) : 260, argc > 3 ? atoi(argv[3]) : 0)) != 0;
 }

@@ -20,22 +20,32 @@ struct alignas(1024) Stage {
   Solved solved;
 };
 
-// Tiles [64 rows][64 columns] are panels as in tile/swizzle.cuh.
-template <int kKeyDim>
-struct alignas(1024) SharedMemory {
-  Stage<kKeyDim> stage[kStages];          // 3 x 49 KB; chunk c in stage c % 3
-  fp16_t s[kValueTile * kKeyDim];         // S^T at the chunk's start, [64 v][kKeyDim], for the output group; 16 KB
-  fp16_t u[kValueTile * kChunk];          // U^T [64 v][64 t], the same; 8 KB
-  uint16_t v[2][kChunk * kValueTile];     // V of chunk c in v[c % 2], [64 t][64 v] in the io dtype; 2 x 8 KB
-  uint16_t o[kChunk * kValueTile];        // 16-bit o, [64 t][64 v], from the output group to the transfer group; 8 KB
-  float out_factor[kValueTile];           // scale 2^exponent of each row of s
-  uint64_t full[kStages];                 // the stage is copied; one arrival and its bytes. All who read wait
-  uint64_t v_ready[2];                    // V is copied, an arrival of each thread that did; one phase in two chunks
-  // Between groups, an arrival from each thread, one phase a chunk (v: one in two): written; read.
-  uint64_t v_free[2], s_ready, s_free, o_ready, o_free;   // s: and u, out_factor
+// Between a tile of 64 columns of V and the transfer group. Tiles [64 rows][64 columns] are panels as in tile/swizzle.cuh.
+struct alignas(1024) Tile {
+  uint16_t v[2][kChunk * kValueTile];   // V of chunk c in v[c % 2], [64 t][64 v] in the io dtype; 2 x 8 KB
+  uint16_t o[2][kChunk * kValueTile];   // 16-bit o of chunk c in o[c % 2], [64 t][64 v]; 2 x 8 KB
+  // An arrival from each thread of the group that wrote, of the group that read; one phase in two chunks.
+  uint64_t v_ready[2], v_free[2], o_ready[2], o_free[2];
 };
 
-static_assert(sizeof(SharedMemory<128>) <= 227 * 1024, "shared memory of a block");
+// What the transfer group brings and takes.
+template <int kKeyDim, int kTiles>
+struct alignas(1024) Feed {
+  Stage<kKeyDim> stage[kStages];   // 3 x 49 KB; chunk c in stage c % 3
+  Tile tile[kTiles];               // 33 KB each
+  uint64_t full[kStages];          // the stage is copied; one arrival and its bytes. All who read wait
+};
+
+// Of a block that carries one tile.
+template <int kKeyDim>
+struct alignas(1024) SharedMemory : Feed<kKeyDim, 1> {
+  alignas(1024) fp16_t s[kValueTile * kKeyDim];   // S^T at the chunk's start, [64 v][kKeyDim], for the output group; 16 KB
+  fp16_t u[kValueTile * kChunk];                  // U^T [64 v][64 t], the same; 8 KB
+  float out_factor[kValueTile];                   // scale 2^exponent of each row of s
+  uint64_t s_ready, s_free;   // s, u, out_factor: written, read; an arrival from each thread of the group, one phase a chunk
+};
+
+static_assert(sizeof(SharedMemory<128>) <= 227 * 1024 && sizeof(Feed<128, 2>) <= 227 * 1024, "shared memory of a block");
 
 // A segment of a row; a row that is not cut is one segment (segments.h).
 struct Segment {

@@ -43,61 +43,64 @@ struct NoObserver {
   __device__ __forceinline__ void phase(Phase) const {}
 };
 
+// What to do with tile `tile` of the grid's order: sequence (slowest), value head, columns of V (fastest).
 template <int kKeyDim>
-__device__ __forceinline__ Work work_of_block(const RuleParams& p) {
+__device__ __forceinline__ Work work_of_tile(const RuleParams& p, uint32_t tile) {
   const uint32_t tiles = static_cast<uint32_t>(p.dims.V) / kValueTile, heads = static_cast<uint32_t>(p.dims.Hv);
-  const uint32_t rest = blockIdx.x / tiles, index = rest / heads, head = rest - index * heads;
+  const uint32_t rest = tile / tiles, index = rest / heads, head = rest - index * heads;
   const Segment segment =
       is_scanned(p) ? find_segment(p, index) : Segment{find_row<kKeyDim>(p, index), 0, 1, index};
-  return {segment, key_head(head, p.dims.Hk, p.dims.Hv), head, static_cast<int64_t>(blockIdx.x - rest * tiles) * kValueTile};
+  return {segment, key_head(head, p.dims.Hk, p.dims.Hv), head, static_cast<int64_t>(tile - rest * tiles) * kValueTile};
 }
 
-// Zeros for the block's tokens where no sequence is; whether that is so.
+// Zeros for a tile's tokens where no sequence is; whether that is so.
 __device__ __forceinline__ bool is_padding(const RuleParams& p, const Work& work) {
   return write_padding(p, work.segment.n, work.head, work.column, [&] { return segment_span(p, work.segment); });
 }
 
-// Group 0: S in, all chunks, S out.
-template <class io_t, int kKeyDim, class Observer>
-__device__ __forceinline__ void carry_state(const RuleParams& p, const Work& work, const Span& span, int64_t slot,
-                                            SharedMemory<kKeyDim>& smem, const Observer& observer) {
-  float* const panel = reinterpret_cast<float*>(smem.s);   // while no chunk is under way
+// A state group: S in, all chunks, S out. run(first, end, state) carries S through chunks first .. end - 1 and returns when
+// nobody uses the panel, as before the first of them.
+template <int kKeyDim, class Run>
+__device__ __forceinline__ void carry_state(const RuleParams& p, const Work& work, const Span& span, int64_t slot, int barrier,
+                                            float* panel, const Run& run) {
   State<kKeyDim> state = {};
   const Place from = start_of_segment<kKeyDim>(p, work.segment, work.head, slot);
-  if (from.is_given) move_state<true>(from.view, from.first(work.column), kStateBarrier, panel, state);
+  if (from.is_given) move_state<true>(from.view, from.first(work.column), barrier, panel, state);
   const int num_chunks = static_cast<int>((span.length + kChunk - 1) / kChunk);
   int chunk = 0;
   do {   // up to the next checkpoint, or to the end
     const int end = next_stop(p, work.segment, chunk, num_chunks);
-    if (end > chunk) {
-      run_state<io_t>(work, chunk, end, p.scale, smem, state, observer);
-      wait_phase(smem.s_free, end % 2 ^ 1);   // the output group has read the last chunk's S
-    }
+    if (end > chunk) run(chunk, end, state);
     chunk = end;
 #pragma unroll 1
     for (int i = 0; i < 2; ++i) {   // both from one copy of the code, which is long
       const Place to = i == 0 ? checkpoint_after(p, work.segment, work.head, chunk, span.length)
                               : end_of_segment(p, work.segment, work.head, chunk == num_chunks);
-      if (to.is_given) move_state<false>(to.view, to.first(work.column), kStateBarrier, panel, state);
+      if (to.is_given) move_state<false>(to.view, to.first(work.column), barrier, panel, state);
     }
   } while (chunk < num_chunks);
+}
+
+template <class out_t>
+__device__ __forceinline__ Writer<out_t> writer_of(const RuleParams& p, const Work& work, const Span& span) {
+  const int lane = ptx::opaque(static_cast<int>(threadIdx.x % 32));
+  const int warp = __shfl_sync(0xffffffffu, threadIdx.x % kGroupThreads / 32, 0);
+  const int64_t column = work.column + 16 * warp;
+  out_t* const gmem = static_cast<out_t*>(p.out.data) + p.out.offset(span.batch, span.first, work.head, column);
+  return {gmem, p.out.stride[1], warp, lane};
 }
 
 // Group 1: o.
 template <class out_t, int kKeyDim, class Observer>
 __device__ __forceinline__ void carry_output(const RuleParams& p, const Work& work, const Span& span,
                                              SharedMemory<kKeyDim>& smem, const Observer& observer) {
-  const int lane = ptx::opaque(static_cast<int>(threadIdx.x % 32));
-  const int warp = __shfl_sync(0xffffffffu, threadIdx.x % kGroupThreads / 32, 0);
-  const int64_t column = work.column + 16 * warp;
-  out_t* const gmem = static_cast<out_t*>(p.out.data) + p.out.offset(span.batch, span.first, work.head, column);
-  run_output<out_t>(static_cast<int>(span.length), Writer<out_t>{gmem, p.out.stride[1], warp, lane}, smem, observer);
+  run_output<out_t>(static_cast<int>(span.length), writer_of<out_t>(p, work, span), smem, observer);
 }
 
-// Group 2: prepared chunks and V in, o out.
-template <class out_t, int kKeyDim, class Observer>
-__device__ __forceinline__ void carry_transfer(const RuleParams& p, const Work& work, const Span& span,
-                                               SharedMemory<kKeyDim>& smem, const Observer& observer) {
+// The transfer group: prepared chunks and V in, o out, of `tiles` tiles from that of `work` on.
+template <class out_t, int kKeyDim, int kTiles, class Observer>
+__device__ __forceinline__ void carry_transfer(const RuleParams& p, const Work& work, const Span& span, int tiles,
+                                               Feed<kKeyDim, kTiles>& smem, const Observer& observer) {
   const int thread = threadIdx.x % kGroupThreads;
   const int64_t column = work.column + 8 * (thread % kLanesOfToken);
   const auto tokens = [&](const View& view) {
@@ -108,21 +111,24 @@ __device__ __forceinline__ void carry_transfer(const RuleParams& p, const Work& 
   Copier<kKeyDim> copier = {keys_of<kKeyDim>(p, chunk_row, work.key_head),
                             solved_of<kKeyDim>(p, chunk_row, work.head), p.dims.Hk, p.dims.Hv};
   ptx::griddepcontrol_wait();   // for the preparation
-  if (span.length > 0) run_transfer<out_t>(static_cast<int>(span.length), tokens(p.v), tokens(p.out), copier, smem, observer);
+  if (span.length == 0) return;
+  run_transfer<out_t>(static_cast<int>(span.length), tiles, tokens(p.v), tokens(p.out), copier, smem, observer);
 }
 
-template <int kKeyDim>
-__device__ __forceinline__ void init_barriers(SharedMemory<kKeyDim>& smem) {
-  const auto init = [](uint64_t& barrier, int arrivals) { ptx::mbarrier_init(ptx::shared_address(&barrier), arrivals); };
+// A barrier of the transfer group and one other, or of two others.
+__device__ __forceinline__ void init_barrier(uint64_t& barrier, int arrivals = kGroupThreads) {
+  ptx::mbarrier_init(ptx::shared_address(&barrier), arrivals);
+}
+
+template <int kKeyDim, int kTiles>
+__device__ __forceinline__ void init_feed_barriers(Feed<kKeyDim, kTiles>& smem) {
 #pragma unroll
-  for (int i = 0; i < kStages; ++i) init(smem.full[i], 1);
+  for (int i = 0; i < kStages; ++i) init_barrier(smem.full[i], 1);
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    init(smem.v_ready[i], kGroupThreads);
-    init(smem.v_free[i], kGroupThreads);
+  for (int i = 0; i < 2 * kTiles; ++i) {
+    Tile& tile = smem.tile[i / 2];
+    for (uint64_t* barrier : {tile.v_ready, tile.v_free, tile.o_ready, tile.o_free}) init_barrier(barrier[i % 2]);
   }
-  for (uint64_t* barrier : {&smem.s_ready, &smem.s_free, &smem.o_ready, &smem.o_free}) init(*barrier, kGroupThreads);
-  ptx::fence_mbarrier_init();
 }
 
 template <class io_t, class out_t, int kKeyDim, class Observer>
@@ -133,25 +139,34 @@ __global__ void __launch_bounds__(kThreads, 1)
   } else {
     extern __shared__ __align__(1024) char smem_bytes[];
     SharedMemory<kKeyDim>& smem = *reinterpret_cast<SharedMemory<kKeyDim>*>(smem_bytes);
-    const Work work = work_of_block<kKeyDim>(p);
+    const Work work = work_of_tile<kKeyDim>(p, blockIdx.x);
     if (work.segment.n > p.dims.N || !takes_row(p, work.segment.n) || is_padding(p, work)) {
       ptx::griddepcontrol_wait();   // the grid does not end before the one that it overlaps
       return;
     }
     const Span span = segment_span(p, work.segment);
     const int64_t slot = slot_to_read(p, work.segment.n);
-    if (threadIdx.x == 0) init_barriers(smem);
+    if (threadIdx.x == 0) {
+      init_feed_barriers(smem);
+      init_barrier(smem.s_ready);
+      init_barrier(smem.s_free);
+      ptx::fence_mbarrier_init();
+    }
     __syncthreads();
     const int group = __shfl_sync(0xffffffffu, threadIdx.x / kGroupThreads, 0);
     if (group == 0) {
       ptx::setmaxnreg_inc<kStateRegisters>();
-      carry_state<io_t>(p, work, span, slot, smem, observer);
+      float* const panel = reinterpret_cast<float*>(smem.s);   // while no chunk is under way
+      carry_state<kKeyDim>(p, work, span, slot, kStateBarrier, panel, [&](int first, int end, State<kKeyDim>& state) {
+        run_state<io_t>(work, first, end, p.scale, smem, state, observer);
+        wait_phase(smem.s_free, end % 2 ^ 1);   // the output group has read the last chunk's S
+      });
     } else if (group == 1) {
       ptx::setmaxnreg_dec<kOutputRegisters>();
       carry_output<out_t>(p, work, span, smem, observer);
     } else {
       ptx::setmaxnreg_dec<kTransferRegisters>();
-      carry_transfer<out_t>(p, work, span, smem, observer);
+      carry_transfer<out_t>(p, work, span, 1, smem, observer);
     }
   }
 }

@@ -73,6 +73,7 @@ __device__ __forceinline__ void run_output(int length, const Writer<out_t>& writ
                                            const Observer& observer) {
   const int lane = writer.lane, row = 16 * writer.warp + lane / 4;
   const int num_chunks = (length + kChunk - 1) / kChunk;
+  Tile& tile = smem.tile[0];
   Turn turn;
 #pragma unroll 1
   for (int chunk = 0; chunk < num_chunks; ++chunk) {
@@ -97,9 +98,9 @@ __device__ __forceinline__ void run_output(int length, const Writer<out_t>& writ
     arrive(smem.s_free);
     observer.phase(Phase::kOut);
     mix(decay, factor, written, o);
-    wait_phase(smem.o_free, parity ^ 1);
-    writer.write(o, smem.o, first, min(length - first, kChunk));
-    arrive(smem.o_ready);   // and the stage is read
+    wait_phase(tile.o_free[parity], chunk / 2 % 2 ^ 1);
+    writer.write(o, tile.o[parity], first, min(length - first, kChunk));
+    arrive(tile.o_ready[parity]);   // and the stage is read
     observer.phase(Phase::kStored);
     turn = turn.next();
   }

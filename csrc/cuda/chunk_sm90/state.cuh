@@ -113,12 +113,11 @@ __device__ __forceinline__ void write_write(const float (&u)[32], fp16_t* smem_u
 }
 
 // V of a chunk from shared memory; of_v as in read_values.
-template <class io_t, int kKeyDim>
-__device__ __forceinline__ void take_values(int chunk, int warp, int lane, SharedMemory<kKeyDim>& smem, uint32_t (&v)[4][4],
-                                            int (&of_v)[2]) {
-  wait_phase(smem.v_ready[chunk % 2], chunk / 2 % 2);
-  read_values<io_t>(smem.v[chunk % 2], warp, lane, v, of_v);
-  arrive(smem.v_free[chunk % 2]);
+template <class io_t>
+__device__ __forceinline__ void take_values(int chunk, int warp, int lane, Tile& tile, uint32_t (&v)[4][4], int (&of_v)[2]) {
+  wait_phase(tile.v_ready[chunk % 2], chunk / 2 % 2);
+  read_values<io_t>(tile.v[chunk % 2], warp, lane, v, of_v);
+  arrive(tile.v_free[chunk % 2]);
 }
 
 // Chunks first .. end - 1 of the segment; `state` holds S before and behind them, as in a call that starts or ends there. The
@@ -134,7 +133,7 @@ __device__ __forceinline__ void run_state(const Work& work, int first, int end, 
   int of_v[2];
   uint32_t stored_v[4][4], largest[2] = {0, 0};
   wait_phase(smem.full[turn.slot], turn.parity);
-  take_values<io_t>(start, warp, lane, smem, stored_v, of_v);
+  take_values<io_t>(start, warp, lane, smem.tile[0], stored_v, of_v);
   start_operand(of_v, smem.stage[turn.slot].solved.gates.decay[kChunk - 1], state, largest);
 #pragma unroll 1
   for (int chunk = start; chunk < end; ++chunk) {
@@ -179,7 +178,7 @@ __device__ __forceinline__ void run_state(const Work& work, int first, int end, 
     turn = turn.next();
     float next_decay = 1.0f;   // behind the last chunk S stays as it is
     if (!is_last) {
-      take_values<io_t>(chunk + 1, warp, lane, smem, stored_v, of_v);
+      take_values<io_t>(chunk + 1, warp, lane, smem.tile[0], stored_v, of_v);
       wait_phase(smem.full[turn.slot], turn.parity);
       next_decay = smem.stage[turn.slot].solved.gates.decay[kChunk - 1];
     }

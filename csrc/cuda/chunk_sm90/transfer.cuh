@@ -14,7 +14,7 @@ constexpr int kLanesOfToken = 8, kTokensAtOnce = kGroupThreads / kLanesOfToken;
 
 // Tokens of 64 columns of V or o, 16 bytes a thread.
 struct Tokens {
-  uint16_t* gmem;   // token 0 of the sequence, the thread's columns
+  uint16_t* gmem;   // token 0 of the sequence, the thread's columns of the block's first tile
   int64_t stride;   // from token to token
   int thread;       // of the group
 
@@ -22,6 +22,9 @@ struct Tokens {
   __device__ __forceinline__ uint32_t smem_offset(int i) const {
     return swizzled_offset<kChunk>(token(i), thread % kLanesOfToken);
   }
+
+  // The same columns of a later tile.
+  __device__ __forceinline__ Tokens of_tile(int tile) const { return {gmem + tile * kValueTile, stride, thread}; }
 
   // Starts to copy tokens first .. first + 63 to a tile; those from `length` on are zeros.
   __device__ __forceinline__ void copy_in(int first, int length, uint16_t* smem_tile) const {
@@ -49,10 +52,9 @@ struct Tokens {
 };
 
 // Starts to copy V of `chunk`; the state group has read what was in its place.
-template <int kKeyDim>
-__device__ __forceinline__ void bring_values(int chunk, int length, const Tokens& v, SharedMemory<kKeyDim>& smem) {
-  v.copy_in(chunk * kChunk, length, smem.v[chunk % 2]);
-  ptx::cp_async_mbarrier_arrive(ptx::shared_address(&smem.v_ready[chunk % 2]));
+__device__ __forceinline__ void bring_values(int chunk, int length, const Tokens& v, Tile& tile) {
+  v.copy_in(chunk * kChunk, length, tile.v[chunk % 2]);
+  ptx::cp_async_mbarrier_arrive(ptx::shared_address(&tile.v_ready[chunk % 2]));
 }
 
 // Brings the chunks of the workspace to the stages. By one thread.
@@ -63,7 +65,8 @@ struct Copier {
   int64_t keys_stride, solved_stride;   // from chunk to chunk
 
   // The next chunk, to stage `slot`, which nobody reads any more.
-  __device__ __forceinline__ void copy(int slot, SharedMemory<kKeyDim>& smem) {
+  template <int kTiles>
+  __device__ __forceinline__ void copy(int slot, Feed<kKeyDim, kTiles>& smem) {
     Stage<kKeyDim>& stage = smem.stage[slot];
     const uint32_t full = ptx::shared_address(&smem.full[slot]);
     ptx::mbarrier_arrive_expect_tx(full, sizeof(Keys<kKeyDim>) + sizeof(Solved));
@@ -74,41 +77,55 @@ struct Copier {
   }
 };
 
-// The whole life of the transfer group.
-template <class out_t, int kKeyDim, class Observer>
-__device__ __forceinline__ void run_transfer(int length, const Tokens& v, const Tokens& out, Copier<kKeyDim>& copier,
-                                             SharedMemory<kKeyDim>& smem, const Observer& observer) {
+// The whole life of the transfer group of a block that carries the first `tiles` of its memory's tiles.
+template <class out_t, int kKeyDim, int kTiles, class Observer>
+__device__ __forceinline__ void run_transfer(int length, int tiles, const Tokens& v, const Tokens& out,
+                                             Copier<kKeyDim>& copier, Feed<kKeyDim, kTiles>& smem, const Observer& observer) {
   const int num_chunks = (length + kChunk - 1) / kChunk;
   const bool copies = v.thread == 0;
   if (copies) {
     for (int slot = 0; slot < min(num_chunks, kStages); ++slot) copier.copy(slot, smem);
   }
   __syncwarp();
-  for (int chunk = 0; chunk < min(num_chunks, 2); ++chunk) bring_values(chunk, length, v, smem);
-  wait_phase(smem.v_free[0], 0);
-  if (num_chunks > 2) bring_values(2, length, v, smem);
+#pragma unroll 1
+  for (int i = 0; i < tiles; ++i) {
+    for (int chunk = 0; chunk < min(num_chunks, 2); ++chunk) bring_values(chunk, length, v.of_tile(i), smem.tile[i]);
+  }
+#pragma unroll 1
+  for (int i = 0; i < tiles; ++i) {
+    wait_phase(smem.tile[i].v_free[0], 0);
+    if (num_chunks > 2) bring_values(2, length, v.of_tile(i), smem.tile[i]);
+  }
   int before = kStages - 1;   // the stage of the chunk before
 #pragma unroll 1
   for (int chunk = 0; chunk < num_chunks; ++chunk) {
+    const int half = chunk % 2, next_half = half ^ 1;
     observer.start(chunk, 2);
     observer.phase(Phase::kStart);
-    if (chunk + 1 < num_chunks) wait_phase(smem.v_free[(chunk + 1) % 2], (chunk + 1) / 2 % 2);
+#pragma unroll 1
+    for (int i = 0; i < tiles; ++i) {
+      if (chunk + 1 < num_chunks) wait_phase(smem.tile[i].v_free[next_half], (chunk + 1) / 2 % 2);
+      if (chunk + 3 < num_chunks) bring_values(chunk + 3, length, v.of_tile(i), smem.tile[i]);
+    }
     observer.phase(Phase::kRead);
-    if (chunk + 3 < num_chunks) bring_values(chunk + 3, length, v, smem);
-    // The state group is in this chunk, the output group past the one before: that one's stage is free.
+    // The states are in this chunk, o past the one before: that one's stage is free.
     if (copies && chunk > 0 && chunk - 1 + kStages < num_chunks) copier.copy(before, smem);
     __syncwarp();
     before = before + 1 < kStages ? before + 1 : 0;
     observer.phase(Phase::kX);
-    wait_phase(smem.o_ready, chunk % 2);
-    observer.phase(Phase::kNext);
-    if constexpr (sizeof(out_t) == 2) {
-      Words<16> x[kChunk / kTokensAtOnce];
-      out.read(smem.o, x);
-      arrive(smem.o_free);
-      out.write(chunk * kChunk, length, x);
-    } else {
-      arrive(smem.o_free);
+#pragma unroll 1
+    for (int i = 0; i < tiles; ++i) {
+      Tile& tile = smem.tile[i];
+      wait_phase(tile.o_ready[half], chunk / 2 % 2);
+      observer.phase(Phase::kNext);
+      if constexpr (sizeof(out_t) == 2) {
+        Words<16> x[kChunk / kTokensAtOnce];
+        out.read(tile.o[half], x);
+        arrive(tile.o_free[half]);
+        out.of_tile(i).write(chunk * kChunk, length, x);
+      } else {
+        arrive(tile.o_free[half]);
+      }
     }
   }
 }
