@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks and times the Hopper chunk kernel. Run: chunk_harness [debug] [check [substring]] [bits] [scan] [time] [scantime] [rowtime]; no argument: all.
+// Checks and times the Hopper chunk kernel. Run: chunk_harness [debug] [check [substring]] [bits] [scan] [time] [scantime] [rowtime] [pairs] [pairtime] [phases]; no argument: all.
 // Exit 0 all good, 1 a check failed, 2 CUDA error, 3 watchdog (a launch took more than 5 s; its name is printed).
 
 #if defined(PRECISION)   // of the mma.sync kernel: 0 normal, 1 high
@@ -319,15 +319,19 @@ static void run_times(bool quick) {
 }
 
 #include "scan.h"
+#ifndef VARIANT
+#include "pairs.h"
+#endif
 
 #ifndef VARIANT
 // Phase clock: cycles at which warps of blocks 0 and 1 pass the marks. [2 blocks][8 warps][kMarkChunks][16].
 constexpr int kMarkChunks = 128, kMarkWarps = 12;
 struct Clock {
   long long* data;
-  static __device__ int* current() {   // behind the kernel's shared memory
+  int shared_bytes;   // of the kernel
+  __device__ int* current() const {   // behind the kernel's shared memory
     extern __shared__ __align__(1024) char smem_bytes[];
-    return reinterpret_cast<int*>(smem_bytes + sizeof(chunk_sm90::SharedMemory<128>));
+    return reinterpret_cast<int*>(smem_bytes + shared_bytes);
   }
   __device__ void put(int id, long long x) const {
     const int chunk = current()[threadIdx.x / 32];
@@ -346,19 +350,21 @@ struct Clock {
   template <class... A> __device__ void operands(const A&...) const {}
 };
 
-static void print_phases(const std::vector<long long>& h) {
+static void print_phases(const std::vector<long long>& h, bool are_pairs) {
   using chunk_sm90::Phase;
   struct Mark { Phase id; const char* name; };
   const std::vector<Mark> state = {{Phase::kStart, "issue and wait S k"}, {Phase::kRead, "X, issue U"}, {Phase::kX, "S out"}, {Phase::kNext, "wait U"},
                                    {Phase::kU, "issue update"}, {Phase::kUpdate, "next V and chunk, U out"}, {Phase::kHanded, "wait S"}, {Phase::kUpdated, "convert S"}};
+  const std::vector<Mark> whole = {{Phase::kStart, "issue and wait S k, S q"}, {Phase::kRead, "X, issue U"}, {Phase::kX, "wait U"}, {Phase::kU, "issue P U, update"},
+                                   {Phase::kUpdate, "next V and chunk"}, {Phase::kHanded, "o out, wait S"}, {Phase::kUpdated, "convert S"}};
   const std::vector<Mark> output = {{Phase::kStart, "wait for the chunk, S, U"}, {Phase::kReady, "S q, P U"}, {Phase::kOut, "o out"}};
-  const std::vector<Mark> transfer = {{Phase::kStart, "wait for V's place"}, {Phase::kRead, "V in, copies"}, {Phase::kX, "wait for o"}, {Phase::kNext, "o out"}};
+  const std::vector<Mark> transfer = {{Phase::kStart, "V in (pairs: copies)"}, {Phase::kRead, "copies (pairs: o out)"}, {Phase::kX, "o out (pairs: V in)"}};
   auto at = [&](int b, int w, int c, int id) { return h[((b * kMarkWarps + w) * kMarkChunks + c) * 16 + id]; };
   const int first = 24, last = 120;
   const double ghz = static_cast<double>(at(0, 0, last, 0) - at(0, 0, first, 0)) / std::max<long long>(1, at(0, 0, last, 15) - at(0, 0, first, 15));
   printf("phases: SM clock %.3f GHz (clock64 over globaltimer); chunks %d..%d; clocks, warps 0 to 3\n", ghz, first, last);
   for (int b = 0; b < 2; ++b) for (int group = 0; group < 3; ++group) {
-    const auto& marks = group == 0 ? state : group == 1 ? output : transfer;
+    const auto& marks = group == 2 ? transfer : are_pairs ? whole : group == 0 ? state : output;
     printf("block %d group %d\n", b, group);
     double total[4] = {};
     for (size_t m = 0; m < marks.size(); ++m) {
@@ -379,7 +385,7 @@ static void print_phases(const std::vector<long long>& h) {
   fflush(stdout);
 }
 
-static void run_phases() {
+static void run_phases(bool are_pairs) {
   Problem p;
   p.c.io = DType::kBFloat16;
   p.c.N = p.N = p.B = 1;
@@ -402,13 +408,19 @@ static void run_phases() {
   must(compute(r, nullptr));
   for (int i = 0; i < 3; ++i) {
     CHECK(cudaMemset(marks.data, 0, count * 8));
-    must(launch(chunk_sm90::chunk_kernel<bf16_t, bf16_t, 128, Clock>, 96, chunk_sm90::kThreads, sizeof(chunk_sm90::SharedMemory<128>) + 64, nullptr, r, Clock{static_cast<long long*>(marks.data)}));
+    const size_t bytes = are_pairs ? sizeof(chunk_sm90::PairMemory<128>) : sizeof(chunk_sm90::SharedMemory<128>);
+    const Clock clock = {static_cast<long long*>(marks.data), static_cast<int>(bytes)};
+    if (are_pairs) {
+      must(launch(chunk_sm90::pair_kernel<bf16_t, bf16_t, 128, Clock>, 48, chunk_sm90::kThreads, bytes + 64, nullptr, r, 48, clock));
+    } else {
+      must(launch(chunk_sm90::chunk_kernel<bf16_t, bf16_t, 128, Clock>, 96, chunk_sm90::kThreads, bytes + 64, nullptr, r, clock));
+    }
     synchronize("phases");
   }
   const auto h = marks.get();
   std::vector<long long> x(count);
   memcpy(x.data(), h.data(), count * 8);
-  print_phases(x);
+  print_phases(x, are_pairs);
 }
 #endif
 
@@ -428,13 +440,17 @@ int main(int argc, char** argv) {
   if (wants("check")) bad += run_checks(filter);
   if (wants("bits")) bad += run_bits();
   if (wants("scan")) bad += check_scan("") + check_order() + check_checkpoints();
+#ifndef VARIANT
+  if (wants("pairs")) bad += check_pairs();
+#endif
   if (wants("storm")) bad += check_storm();
   if (wants("time")) run_times(false);
   if (wants("scantime")) time_scan();
   if (wants("rowtime")) time_rows();
   if (argc > 1 && wants("quick")) run_times(true);
 #ifndef VARIANT
-  if (wants("phases")) run_phases();
+  if (wants("phases")) { run_phases(false); run_phases(true); }
+  if (wants("pairtime")) time_pairs();
 #endif
   printf(bad ? "FAILED: %d\n" : "all good\n", bad);
   return bad != 0;

@@ -127,7 +127,7 @@ const char* carry_pairs(const RuleParams& params, int64_t pairs) {
   return launch_carry<io_t, io_t, 128>(params, pairs, nullptr);
 }
 
-// Blocks of one tile, blocks of two and one, blocks of two: whether all have the same bits.
+// Blocks of one tile, blocks of two and one, blocks of two: whether all have the same bits, checkpoints of dense rows too.
 int pairs(const std::string& wanted, int longest) {
   int bad = 0;
   for (const Case& c : cases::all()) {
@@ -137,16 +137,29 @@ int pairs(const std::string& wanted, int longest) {
     RuleParams params = cases::params(p, one.pointers(p));
     std::vector<char> bytes(workspace_bytes<128>(params) + 1024, '\xff');
     params.workspace = bytes.data() + (1024 - reinterpret_cast<uintptr_t>(bytes.data()) % 1024);
+    const int kept = c.ragged || c.slots ? 0 : c.T / 64;
+    const size_t checkpoint_bytes = p.state_in.size() / c.N * kept * c.N;
+    const auto keep = [&](RuleParams& r, std::vector<char>& checkpoints) {
+      checkpoints.assign(checkpoint_bytes, 0x33);
+      if (kept == 0) return;
+      r.checkpoints = r.state;
+      r.checkpoints.data = checkpoints.data();
+      r.total_checkpoints = c.N * kept;
+      r.checkpoint_every = 64;
+    };
+    std::vector<char> checkpoints_of_one, checkpoints_of_two;
+    keep(params, checkpoints_of_one);
     run(params);
     const int64_t most = num_tiles(params) / 2;
     for (const int64_t count : {int64_t{1}, most}) {
       Buffers two(p, c.out_fp32 ? 4 : 2);
       RuleParams mine = cases::params(p, two.pointers(p));
       mine.workspace = params.workspace;
+      keep(mine, checkpoints_of_two);
       if (const char* error = c.io == DType::kBFloat16 ? carry_pairs<bf16_t>(mine, count) : carry_pairs<fp16_t>(mine, count)) {
         exit((printf("refused: %s\n", error), 2));
       }
-      const bool same = one.out == two.out && one.state == two.state;
+      const bool same = one.out == two.out && one.state == two.state && checkpoints_of_one == checkpoints_of_two;
       bad += !same;
       printf("%-46s %lld of %lld blocks of two: %s\n", c.name.c_str(), static_cast<long long>(count), static_cast<long long>(most),
              same ? "equal" : "DIFFER");

@@ -34,6 +34,7 @@ struct alignas(1024) Feed {
   Stage<kKeyDim> stage[kStages];   // 3 x 49 KB; chunk c in stage c % 3
   Tile tile[kTiles];               // 33 KB each
   uint64_t full[kStages];          // the stage is copied; one arrival and its bytes. All who read wait
+  uint64_t empty[kStages];         // of blocks of several tiles: read, an arrival from each thread of their groups
 };
 
 // Of a block that carries one tile.

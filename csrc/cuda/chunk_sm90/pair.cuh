@@ -110,6 +110,7 @@ __device__ __forceinline__ void run_tile(const Work& work, int first, int end, i
 #endif
     observer.phase(Phase::kUpdate);
     read_factors(gates.decay, lane, factors);
+    const int slot = turn.slot;
     turn = turn.next();
     float next_decay = 1.0f;   // behind the last chunk S stays as it is
     if (!is_last) {
@@ -151,6 +152,7 @@ __device__ __forceinline__ void run_tile(const Work& work, int first, int end, i
     hold(state.s[kPanels - 1]);
     hold(u_end);
 #endif
+    arrive(smem.empty[slot]);
     observer.phase(Phase::kUpdated);
     finish_operand(of_v, next_decay, state, largest);
   }

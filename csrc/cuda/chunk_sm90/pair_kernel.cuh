@@ -25,7 +25,7 @@ struct alignas(1024) PairMemory : Feed<kKeyDim, kTilesOfPair> {
 static_assert(sizeof(PairMemory<128>) <= 227 * 1024, "shared memory of a block");
 
 #ifndef TILE_REGISTERS
-#define TILE_REGISTERS 232
+#define TILE_REGISTERS 224
 #endif
 constexpr int kTileRegisters = TILE_REGISTERS, kFeederRegisters = 504 - 2 * TILE_REGISTERS;
 static_assert(kTilesOfPair * kTileRegisters + kFeederRegisters <= 3 * 168, "registers of the block");
@@ -62,6 +62,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         smem.work[i].column += i * kValueTile;
       }
       init_feed_barriers(smem);
+      for (uint64_t& barrier : smem.empty) init_barrier(barrier, tiles * kGroupThreads);
       ptx::fence_mbarrier_init();
     }
     __syncthreads();
@@ -69,6 +70,9 @@ __global__ void __launch_bounds__(kThreads, 1)
       ptx::setmaxnreg_inc<kTileRegisters>();
       if (group >= tiles) return;
       Tile& tile = smem.tile[group];
+#if defined(STAGGER)
+      if (group == 1) __nanosleep(STAGGER);
+#endif
       const Work& own = smem.work[group];
       const Writer<out_t> writer = writer_of<out_t>(p, own, smem.span);
       const auto run = [&](int first, int end, State<kKeyDim>& state) {

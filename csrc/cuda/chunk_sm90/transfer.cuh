@@ -63,6 +63,9 @@ struct Copier {
   const Keys<kKeyDim>* keys;   // of the sequence's first chunk
   const Solved* solved;
   int64_t keys_stride, solved_stride;   // from chunk to chunk
+#if defined(PREFETCH)
+  int left = 0;
+#endif
 
   // The next chunk, to stage `slot`, which nobody reads any more.
   template <int kTiles>
@@ -72,10 +75,52 @@ struct Copier {
     ptx::mbarrier_arrive_expect_tx(full, sizeof(Keys<kKeyDim>) + sizeof(Solved));
     ptx::bulk_copy_to_shared(ptx::shared_address(&stage.keys), keys, sizeof(Keys<kKeyDim>), full);
     ptx::bulk_copy_to_shared(ptx::shared_address(&stage.solved), solved, sizeof(Solved), full);
+#if defined(SAMECHUNK)
+    return;
+#endif
     keys += keys_stride;
     solved += solved_stride;
+#if defined(PREFETCH)
+    if (left-- > kStages) {
+      asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(keys), "r"(static_cast<int>(sizeof(Keys<kKeyDim>))));
+      asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(solved), "r"(static_cast<int>(sizeof(Solved))));
+    }
+#endif
   }
 };
+
+// Behind `chunk` V of its next but two, where that of its next was.
+template <int kKeyDim, int kTiles>
+__device__ __forceinline__ void next_values(int chunk, int num_chunks, int length, int tiles, const Tokens& v,
+                                            Feed<kKeyDim, kTiles>& smem) {
+#pragma unroll 1
+  for (int i = 0; i < tiles; ++i) {
+    if (chunk + 1 < num_chunks) wait_phase(smem.tile[i].v_free[(chunk + 1) % 2], (chunk + 1) / 2 % 2);
+    if (chunk + 3 < num_chunks) bring_values(chunk + 3, length, v.of_tile(i), smem.tile[i]);
+  }
+}
+
+// o of `chunk` to where it belongs.
+template <class out_t, int kKeyDim, int kTiles>
+__device__ __forceinline__ void take_output(int chunk, int length, int tiles, const Tokens& out, Feed<kKeyDim, kTiles>& smem) {
+  const int half = chunk % 2;
+#pragma unroll 1
+  for (int i = 0; i < tiles; ++i) {
+    Tile& tile = smem.tile[i];
+    wait_phase(tile.o_ready[half], chunk / 2 % 2);
+    if constexpr (sizeof(out_t) == 2) {
+      Words<16> x[kChunk / kTokensAtOnce];
+      out.read(tile.o[half], x);
+      arrive(tile.o_free[half]);
+#if defined(NOSTORE)
+      if (x[0].word[0] != 0x12345678) continue;
+#endif
+      out.of_tile(i).write(chunk * kChunk, length, x);
+    } else {
+      arrive(tile.o_free[half]);
+    }
+  }
+}
 
 // The whole life of the transfer group of a block that carries the first `tiles` of its memory's tiles.
 template <class out_t, int kKeyDim, int kTiles, class Observer>
@@ -83,6 +128,9 @@ __device__ __forceinline__ void run_transfer(int length, int tiles, const Tokens
                                              Copier<kKeyDim>& copier, Feed<kKeyDim, kTiles>& smem, const Observer& observer) {
   const int num_chunks = (length + kChunk - 1) / kChunk;
   const bool copies = v.thread == 0;
+#if defined(PREFETCH)
+  copier.left = num_chunks;
+#endif
   if (copies) {
     for (int slot = 0; slot < min(num_chunks, kStages); ++slot) copier.copy(slot, smem);
   }
@@ -96,37 +144,34 @@ __device__ __forceinline__ void run_transfer(int length, int tiles, const Tokens
     wait_phase(smem.tile[i].v_free[0], 0);
     if (num_chunks > 2) bring_values(2, length, v.of_tile(i), smem.tile[i]);
   }
-  int before = kStages - 1;   // the stage of the chunk before
+  Turn before;   // the stage of the chunk before, and the parity of its phase
 #pragma unroll 1
   for (int chunk = 0; chunk < num_chunks; ++chunk) {
-    const int half = chunk % 2, next_half = half ^ 1;
     observer.start(chunk, 2);
     observer.phase(Phase::kStart);
-#pragma unroll 1
-    for (int i = 0; i < tiles; ++i) {
-      if (chunk + 1 < num_chunks) wait_phase(smem.tile[i].v_free[next_half], (chunk + 1) / 2 % 2);
-      if (chunk + 3 < num_chunks) bring_values(chunk + 3, length, v.of_tile(i), smem.tile[i]);
-    }
-    observer.phase(Phase::kRead);
-    // The states are in this chunk, o past the one before: that one's stage is free.
-    if (copies && chunk > 0 && chunk - 1 + kStages < num_chunks) copier.copy(before, smem);
-    __syncwarp();
-    before = before + 1 < kStages ? before + 1 : 0;
-    observer.phase(Phase::kX);
-#pragma unroll 1
-    for (int i = 0; i < tiles; ++i) {
-      Tile& tile = smem.tile[i];
-      wait_phase(tile.o_ready[half], chunk / 2 % 2);
-      observer.phase(Phase::kNext);
-      if constexpr (sizeof(out_t) == 2) {
-        Words<16> x[kChunk / kTokensAtOnce];
-        out.read(tile.o[half], x);
-        arrive(tile.o_free[half]);
-        out.of_tile(i).write(chunk * kChunk, length, x);
-      } else {
-        arrive(tile.o_free[half]);
+    const auto copy_next = [&] {
+      if (chunk == 0) return;
+      if (copies && chunk - 1 + kStages < num_chunks) {
+        if constexpr (kTiles > 1) wait_phase(smem.empty[before.slot], before.parity);
+        copier.copy(before.slot, smem);
       }
+      __syncwarp();
+      before = before.next();
+    };
+    if constexpr (kTiles == 1) {
+      next_values(chunk, num_chunks, length, tiles, v, smem);
+      observer.phase(Phase::kRead);
+      copy_next();   // the state group is in this chunk, the output group past the one before: that one's stage is free
+      observer.phase(Phase::kX);
+      take_output<out_t>(chunk, length, tiles, out, smem);
+    } else {   // o before the next V: at a checkpoint that is not read before o's place is free
+      copy_next();
+      observer.phase(Phase::kRead);
+      take_output<out_t>(chunk, length, tiles, out, smem);
+      observer.phase(Phase::kX);
+      next_values(chunk, num_chunks, length, tiles, v, smem);
     }
+    observer.phase(Phase::kNext);
   }
 }
 
