@@ -81,6 +81,13 @@ __device__ __forceinline__ void carry_state(const RuleParams& p, const Work& wor
   } while (chunk < num_chunks);
 }
 
+// What a thread moves of V or o.
+__device__ __forceinline__ Tokens tokens_of(const View& view, const Work& work, const Span& span) {
+  const int thread = threadIdx.x % kGroupThreads;
+  const int64_t column = work.column + 8 * (thread % kLanesOfToken);
+  return {static_cast<uint16_t*>(view.data) + view.offset(span.batch, span.first, work.head, column), view.stride[1], thread};
+}
+
 template <class out_t>
 __device__ __forceinline__ Writer<out_t> writer_of(const RuleParams& p, const Work& work, const Span& span) {
   const int lane = ptx::opaque(static_cast<int>(threadIdx.x % 32));
@@ -90,84 +97,87 @@ __device__ __forceinline__ Writer<out_t> writer_of(const RuleParams& p, const Wo
   return {gmem, p.out.stride[1], warp, lane};
 }
 
-// Group 1: o.
-template <class out_t, int kKeyDim, class Observer>
-__device__ __forceinline__ void carry_output(const RuleParams& p, const Work& work, const Span& span,
-                                             SharedMemory<kKeyDim>& smem, const Observer& observer) {
-  run_output<out_t>(static_cast<int>(span.length), writer_of<out_t>(p, work, span), smem, observer);
-}
-
-// The transfer group: prepared chunks and V in, o out, of `tiles` tiles from that of `work` on.
-template <class out_t, int kKeyDim, int kTiles, class Observer>
+// The transfer group.
+template <class out_t, int kKeyDim, int kTiles>
 __device__ __forceinline__ void carry_transfer(const RuleParams& p, const Work& work, const Span& span, int tiles,
-                                               Feed<kKeyDim, kTiles>& smem, const Observer& observer) {
-  const int thread = threadIdx.x % kGroupThreads;
-  const int64_t column = work.column + 8 * (thread % kLanesOfToken);
-  const auto tokens = [&](const View& view) {
-    return Tokens{static_cast<uint16_t*>(view.data) + view.offset(span.batch, span.first, work.head, column), view.stride[1],
-                  thread};
-  };
+                                               SharedMemory<kKeyDim, kTiles>& smem) {
   const int64_t chunk_row = first_chunk_row(p, work.segment.n, span.first);
   Copier<kKeyDim> copier = {keys_of<kKeyDim>(p, chunk_row, work.key_head),
                             solved_of<kKeyDim>(p, chunk_row, work.head), p.dims.Hk, p.dims.Hv};
   ptx::griddepcontrol_wait();   // for the preparation
-  if (span.length == 0) return;
-  run_transfer<out_t>(static_cast<int>(span.length), tiles, tokens(p.v), tokens(p.out), copier, smem, observer);
-}
-
-// A barrier of the transfer group and one other, or of two others.
-__device__ __forceinline__ void init_barrier(uint64_t& barrier, int arrivals = kGroupThreads) {
-  ptx::mbarrier_init(ptx::shared_address(&barrier), arrivals);
+  run_transfer<out_t>(static_cast<int>(span.length), tiles, tokens_of(p.out, work, span), copier, smem);
 }
 
 template <int kKeyDim, int kTiles>
-__device__ __forceinline__ void init_feed_barriers(Feed<kKeyDim, kTiles>& smem) {
+__device__ __forceinline__ void init_barriers(int tiles, SharedMemory<kKeyDim, kTiles>& smem) {
+  const auto init = [](uint64_t& barrier, int arrivals) { ptx::mbarrier_init(ptx::shared_address(&barrier), arrivals); };
 #pragma unroll
-  for (int i = 0; i < kStages; ++i) init_barrier(smem.full[i], 1);
+  for (int i = 0; i < Shape<kTiles>::kStages; ++i) {
+    init(smem.full[i], 1);
+    init(smem.empty[i], tiles * kGroupThreads);
+  }
 #pragma unroll
-  for (int i = 0; i < 2 * kTiles; ++i) {
-    Tile& tile = smem.tile[i / 2];
-    for (uint64_t* barrier : {tile.v_ready, tile.v_free, tile.o_ready, tile.o_free}) init_barrier(barrier[i % 2]);
+  for (Tile& tile : smem.tile) {
+    for (uint64_t* barrier : {&tile.v_ready, &tile.v_free, tile.o_ready, tile.o_ready + 1, tile.o_free, tile.o_free + 1}) {
+      init(*barrier, kGroupThreads);
+    }
+  }
+  ptx::fence_mbarrier_init();
+}
+
+// A block's life: the first `tiles` tiles of its memory from that of `work` on.
+template <class io_t, class out_t, int kKeyDim, int kTiles, class Observer>
+__device__ __forceinline__ void carry(const RuleParams& p, Work work, int tiles, SharedMemory<kKeyDim, kTiles>& smem,
+                                      const Observer& observer) {
+  bool is_done = work.segment.n > p.dims.N || !takes_row(p, work.segment.n);
+  for (int i = 0; i < tiles && !is_done; ++i) {
+    Work of_tile = work;
+    of_tile.column += i * kValueTile;
+    is_done = is_padding(p, of_tile) && i + 1 == tiles;
+  }
+  if (is_done) {
+    ptx::griddepcontrol_wait();   // the grid does not end before the one that it overlaps
+    return;
+  }
+  const Span span = segment_span(p, work.segment);
+  const int length = static_cast<int>(span.length);
+  if (threadIdx.x == 0) init_barriers(tiles, smem);
+  __syncthreads();
+  const int group = __shfl_sync(0xffffffffu, threadIdx.x / kGroupThreads, 0);
+  if (group < kTiles) {
+    if (group < tiles) {
+      ptx::setmaxnreg_inc<Shape<kTiles>::kTileRegisters>();
+      Tile& tile = smem.tile[group];
+      work.column += group * kValueTile;
+      const Writer<out_t> writer = writer_of<out_t>(p, work, span);
+      const auto run = [&](int first, int end, State<kKeyDim>& state) {
+        run_tile(work, first, end, length, p.scale, writer, smem, tile, state, observer);
+        for (int chunk = max(end - 2, 0); chunk < end; ++chunk) wait_phase(tile.o_free[chunk % 2], chunk / 2 % 2);
+      };
+      float* const panel = reinterpret_cast<float*>(tile.o);   // while no chunk is under way
+      carry_state<kKeyDim>(p, work, span, slot_to_read(p, work.segment.n), kStateBarrier + group, panel, run);
+    }
+  } else if (group == kTiles) {
+    ptx::setmaxnreg_dec<Shape<kTiles>::kValuesRegisters>();
+    run_values<io_t>(length, tiles, tokens_of(p.v, work, span), smem);
+  } else {
+    ptx::setmaxnreg_dec<Shape<kTiles>::kTransferRegisters>();
+    carry_transfer<out_t>(p, work, span, tiles, smem);
   }
 }
 
-template <class io_t, class out_t, int kKeyDim, class Observer>
-__global__ void __launch_bounds__(kThreads, 1)
-    chunk_kernel(const __grid_constant__ RuleParams p, const __grid_constant__ Observer observer) {
+// The first `pairs` blocks carry two tiles each, the others one.
+template <class io_t, class out_t, int kKeyDim, int kTiles, class Observer>
+__global__ void __launch_bounds__(Shape<kTiles>::kThreads, 1)
+    chunk_kernel(const __grid_constant__ RuleParams p, const int32_t pairs, const __grid_constant__ Observer observer) {
   if constexpr (!ptx::kHasWgmma) {
     ptx::trap();   // the launcher does not choose this kernel for other targets
   } else {
     extern __shared__ __align__(1024) char smem_bytes[];
-    SharedMemory<kKeyDim>& smem = *reinterpret_cast<SharedMemory<kKeyDim>*>(smem_bytes);
-    const Work work = work_of_tile<kKeyDim>(p, blockIdx.x);
-    if (work.segment.n > p.dims.N || !takes_row(p, work.segment.n) || is_padding(p, work)) {
-      ptx::griddepcontrol_wait();   // the grid does not end before the one that it overlaps
-      return;
-    }
-    const Span span = segment_span(p, work.segment);
-    const int64_t slot = slot_to_read(p, work.segment.n);
-    if (threadIdx.x == 0) {
-      init_feed_barriers(smem);
-      init_barrier(smem.s_ready);
-      init_barrier(smem.s_free);
-      ptx::fence_mbarrier_init();
-    }
-    __syncthreads();
-    const int group = __shfl_sync(0xffffffffu, threadIdx.x / kGroupThreads, 0);
-    if (group == 0) {
-      ptx::setmaxnreg_inc<kStateRegisters>();
-      float* const panel = reinterpret_cast<float*>(smem.s);   // while no chunk is under way
-      carry_state<kKeyDim>(p, work, span, slot, kStateBarrier, panel, [&](int first, int end, State<kKeyDim>& state) {
-        run_state<io_t>(work, first, end, p.scale, smem, state, observer);
-        wait_phase(smem.s_free, end % 2 ^ 1);   // the output group has read the last chunk's S
-      });
-    } else if (group == 1) {
-      ptx::setmaxnreg_dec<kOutputRegisters>();
-      carry_output<out_t>(p, work, span, smem, observer);
-    } else {
-      ptx::setmaxnreg_dec<kTransferRegisters>();
-      carry_transfer<out_t>(p, work, span, 1, smem, observer);
-    }
+    auto& smem = *reinterpret_cast<SharedMemory<kKeyDim, kTiles>*>(smem_bytes);
+    const uint32_t both = static_cast<uint32_t>(pairs);
+    const int tiles = kTiles == 2 && blockIdx.x < both ? 2 : 1;
+    carry<io_t, out_t>(p, work_of_tile<kKeyDim>(p, blockIdx.x + min(blockIdx.x, both)), tiles, smem, observer);
   }
 }
 

@@ -175,7 +175,7 @@ __device__ __forceinline__ void solve_head(const SolverGates& gates, const float
   solve_off_diagonal(off_diagonal, inverse, ptx::shared_address(tiles.t), 0, row_block, lane);
   __syncwarp();
   copy_rows(tiles.t, row_block, lane, gmem->t);
-  copy_rows(tiles.p, row_block, lane, gmem->p);
+  copy_rows(tiles.p, row_block, lane, gmem->m);
 }
 
 // Starts to bring k and q of the chunk, as they are.

@@ -37,7 +37,7 @@ GDN_INLINE constexpr int token_place(int token) {
 // Of a value head. T and P are [64 out][64 in], fp16, swizzled, zeros right of the diagonal.
 struct alignas(16) Solved {
   fp16_t t[kChunk * kChunk];   // (I + A)^-1 diag(beta)
-  fp16_t p[kChunk * kChunk];
+  fp16_t m[kChunk * kChunk];
   Gates gates;
 };
 
