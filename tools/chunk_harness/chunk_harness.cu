@@ -45,7 +45,7 @@ static const char* prepare(const RuleParams& r, void* stream) { return launch_pr
 static const char* carry(const RuleParams& r, void* stream) {
   return launch_carry<bf16_t, bf16_t, 128>(r, choose_pairs(r), stream);
 }
-constexpr size_t kSharedBytes = sizeof(chunk_sm90::SharedMemory<128>);
+constexpr size_t kSharedBytes = sizeof(chunk_sm90::SharedMemory<128, 1>);
 #endif
 
 static std::atomic<int64_t> deadline{0};
@@ -319,9 +319,7 @@ static void run_times(bool quick) {
 }
 
 #include "scan.h"
-#ifndef VARIANT
 #include "pairs.h"
-#endif
 
 #ifndef VARIANT
 // Phase clock: cycles at which warps of blocks 0 and 1 pass the marks. [2 blocks][8 warps][kMarkChunks][16].
@@ -440,9 +438,7 @@ int main(int argc, char** argv) {
   if (wants("check")) bad += run_checks(filter);
   if (wants("bits")) bad += run_bits();
   if (wants("scan")) bad += check_scan("") + check_order() + check_checkpoints();
-#ifndef VARIANT
   if (wants("pairs")) bad += check_pairs();
-#endif
   if (wants("storm")) bad += check_storm();
   if (wants("time")) run_times(false);
   if (wants("scantime")) time_scan();
@@ -450,8 +446,8 @@ int main(int argc, char** argv) {
   if (argc > 1 && wants("quick")) run_times(true);
 #ifndef VARIANT
   if (wants("phases")) { run_phases(false); run_phases(true); }
-  if (wants("pairtime")) time_pairs();
 #endif
+  if (wants("pairtime")) time_pairs();
   printf(bad ? "FAILED: %d\n" : "all good\n", bad);
   return bad != 0;
 }

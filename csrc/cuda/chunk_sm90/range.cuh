@@ -102,7 +102,7 @@ template <int kKeyDim>
 __device__ __forceinline__ void finish_operand(const int (&of_v)[2], State<kKeyDim>& state, uint32_t (&largest)[2]) {
   constexpr int kPanels = State<kKeyDim>::kPanels;
   round_panel(kPanels - 1, state, largest);
-  if (!is_in_range(largest, of_v, state)) {
+  if (__builtin_expect(!is_in_range(largest, of_v, state), 0)) {
     rescale_state(of_v, state);
 #pragma unroll
     for (int panel = 0; panel < kPanels; ++panel) round_panel(panel, state, largest);

@@ -20,6 +20,7 @@
 #include "places.cuh"
 #include "state.cuh"
 #include "transfer.cuh"
+#include "../ptx/cp_async.cuh"
 
 namespace gdn::cuda::chunk_sm90 {
 
@@ -66,6 +67,35 @@ __device__ __forceinline__ Chain chain_of(const Dims& dims, const Segment& segme
   return {is_there, false, (idx - of_b) * kValueTile};
 }
 
+// V^T as pairs of tokens in the order of operands; of_v: exponents of the largest |v| that this thread has of its two rows.
+template <class io_t>
+__device__ __forceinline__ void read_values(const uint16_t* smem_v, int warp, int lane, uint32_t (&v)[4][4], int (&of_v)[2]) {
+#pragma unroll
+  for (int b = 0; b < 4; ++b) {
+    ptx::ldmatrix_x4_trans(transposed_block_address(ptx::shared_address(smem_v), b, warp, lane), v[b]);
+  }
+  uint32_t largest[2] = {0, 0};   // magnitudes order as integers
+#pragma unroll
+  for (int i = 0; i < 16; ++i) largest[i % 2] = __vmaxu2(largest[i % 2], v[i / 4][i % 4] & 0x7fff7fffu);
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    of_v[r] = exponent_of(to_float(io_t{static_cast<uint16_t>(max(largest[r] & 0xffffu, largest[r] >> 16))}));
+  }
+}
+
+// V^T at the chunk's scale.
+template <class io_t, int kKeyDim>
+__device__ __forceinline__ void scale_values(const uint32_t (&v)[4][4], const State<kKeyDim>& state, float (&scaled)[32]) {
+  const float factor[2] = {power_of_two(-state.exponent[0]), power_of_two(-state.exponent[1])};
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {   // pairs of tokens
+    float low, high;
+    widen_pair<io_t>(v[i / 4][i % 4], low, high);
+    scaled[2 * i] = low * factor[i % 2];
+    scaled[2 * i + 1] = high * factor[i % 2];
+  }
+}
+
 // Place in the ring of stages: which, and the parity of its phase.
 struct ChainTurn {
   int slot = 0, parity = 0;
@@ -98,18 +128,18 @@ __device__ __forceinline__ void run_chain(bool has_values, int num_chunks, int g
   int of_v[2] = {-127, -127};
   wait_phase(smem.full[0], 0);
   take_chain_values<io_t>(has_values, 0, group, warp, lane, smem, stored_v, of_v);
-  start_operand(of_v, smem.stage[0].gates.decay[kChunk - 1], state, largest);
+  start_operand(of_v, state, largest);
+  decay_state(smem.stage[0].gates.decay[kChunk - 1], state);
 #pragma unroll 1
   for (int chunk = 0; chunk < num_chunks; ++chunk) {
     const ChainStage<kKeyDim>& stage = smem.stage[turn.slot];
     float sums[32], v[32];
     uint32_t x[4][4];
-    float2 decay[8], to_end[8];
+    float2 decay[8];
     ptx::wgmma_fence();
     issue_read(state, stage.k, sums);
     wait_phase(smem.full[turn.slot], turn.parity);   // it is; no load moves up across the branch, between the products
     read_factors(stage.gates.decay, lane, decay);
-    read_factors(stage.gates.to_end, lane, to_end);
     scale_values<io_t>(stored_v, state, v);
     hold(v);
     ptx::wgmma_wait_group<0>();   // S^T k^T
@@ -117,11 +147,12 @@ __device__ __forceinline__ void run_chain(bool has_values, int num_chunks, int g
     hold(state.operand);
     subtract_prediction(decay, v, sums, x);
     ptx::wgmma_fence();
-    issue_tokens(x, stage.t, sums);
+    issue_tokens<false>(x, stage.t, sums);
     ptx::wgmma_wait_group<0>();   // U^T
     hold(sums);
     hold(x);
-    scale_to_operand(to_end, sums, x);
+#pragma unroll
+    for (int step = 0; step < 4; ++step) round_to_operand(sums + 8 * step, x[step]);
     ptx::wgmma_fence();
     issue_write(x, stage.k, state);
     const int slot = turn.slot;
@@ -142,7 +173,8 @@ __device__ __forceinline__ void run_chain(bool has_values, int num_chunks, int g
     hold(state.s[kPanels - 1]);
     hold(x);
     arrive(smem.empty[slot]);
-    finish_operand(of_v, next_decay, state, largest);
+    finish_operand(of_v, state, largest);
+    decay_state(next_decay, state);
   }
 }
 

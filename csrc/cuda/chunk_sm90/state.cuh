@@ -117,7 +117,6 @@ __device__ __forceinline__ void run_tile(const Work& work, int first, int end, i
       read_values(tile.values, 32 * warp + lane, scaled_by, state, v);
       arrive(tile.v_free);
       read_factors(stage.solved.gates.decay, lane, decay);
-      if (end > 0) decay_state(chunk_decay, state);
       ptx::wgmma_wait_group<1>();   // S^T k^T
       hold(sums);
       observer.phase(Phase::kRead);
@@ -127,6 +126,7 @@ __device__ __forceinline__ void run_tile(const Work& work, int first, int end, i
     }
     ptx::wgmma_fence();
     issue_tokens<false>(x, stage.solved.t, sums);
+    if (end > 0) decay_state(chunk_decay, state);
     ptx::wgmma_wait_group<1>();   // S^T q^T
     hold(o);
     hold(state.operand);

@@ -162,7 +162,7 @@ __device__ __forceinline__ void read_values(const ScaledValues& values, int thre
     v[4 * j + 3] = piece.w;
   }
   const int change[2] = {scaled_by[0] - state.exponent[0], scaled_by[1] - state.exponent[1]};
-  if (!__all_sync(0xffffffffu, change[0] == 0 && change[1] == 0)) {   // rare
+  if (__builtin_expect(!__all_sync(0xffffffffu, change[0] == 0 && change[1] == 0), 0)) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float factor[2] = {power_of_two(change[r] / 2), power_of_two(change[r] - change[r] / 2)};
