@@ -147,12 +147,25 @@ __device__ __forceinline__ void read_largest(const RowScale (&row)[kValueTile], 
   }
 }
 
+// Brings a thread's pieces to other exponents, where they are: rare, and the loop is short.
+__device__ __forceinline__ void rescale_values(const int (&change)[2], float4* even, float4* odd) {
+  const float low[2] = {power_of_two(change[0] / 2), power_of_two(change[0] - change[0] / 2)};
+  const float high[2] = {power_of_two(change[1] / 2), power_of_two(change[1] - change[1] / 2)};
+#pragma unroll 1
+  for (int j = 0; j < 8; ++j) {
+    float4& x = (j % 2 == 0 ? even : odd)[j / 2 * 2 * kGroupThreads];
+    x = make_float4(x.x * low[0] * low[1], x.y * low[0] * low[1], x.z * high[0] * high[1], x.w * high[0] * high[1]);
+  }
+}
+
 // V^T at the state's exponents.
 template <int kKeyDim>
-__device__ __forceinline__ void read_values(const ScaledValues& values, int thread, const int (&scaled_by)[2],
+__device__ __forceinline__ void read_values(ScaledValues& values, int thread, const int (&scaled_by)[2],
                                             const State<kKeyDim>& state, float (&v)[32]) {
-  const float4* const even = values.piece + piece_place(0, thread);
-  const float4* const odd = values.piece + piece_place(1, thread);
+  float4* const even = values.piece + piece_place(0, thread);
+  float4* const odd = values.piece + piece_place(1, thread);
+  const int change[2] = {scaled_by[0] - state.exponent[0], scaled_by[1] - state.exponent[1]};
+  if (!__all_sync(0xffffffffu, change[0] == 0 && change[1] == 0)) rescale_values(change, even, odd);
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
     const float4 piece = (j % 2 == 0 ? even : odd)[j / 2 * 2 * kGroupThreads];
@@ -160,18 +173,6 @@ __device__ __forceinline__ void read_values(const ScaledValues& values, int thre
     v[4 * j + 1] = piece.y;
     v[4 * j + 2] = piece.z;
     v[4 * j + 3] = piece.w;
-  }
-  const int change[2] = {scaled_by[0] - state.exponent[0], scaled_by[1] - state.exponent[1]};
-  if (__builtin_expect(!__all_sync(0xffffffffu, change[0] == 0 && change[1] == 0), 0)) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const float factor[2] = {power_of_two(change[r] / 2), power_of_two(change[r] - change[r] / 2)};
-#pragma unroll
-      for (int i = 0; i < 16; ++i) {
-        float& x = v[4 * (i / 2) + 2 * r + i % 2];
-        x = x * factor[0] * factor[1];
-      }
-    }
   }
 }
 
