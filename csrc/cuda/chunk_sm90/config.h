@@ -7,22 +7,20 @@
 namespace gdn::cuda::chunk_sm90 {
 
 constexpr int kGroupThreads = 128;  // a warpgroup
-constexpr int kValueStages = 3;     // chunks of V on their way in
 
-// Of blocks that carry one or two tiles: chunks in shared memory, threads, registers a thread of a tile group, the values group
-// and the transfer group.
+// Of blocks that carry one or two tiles: threads, registers a thread of a tile group and of the transfer group.
 template <int kTiles>
 struct Shape;
 template <>
 struct Shape<1> {
-  static constexpr int kStages = 3, kThreads = 3 * kGroupThreads;
-  static constexpr int kTileRegisters = 240, kValuesRegisters = 136, kTransferRegisters = 128, kStartRegisters = 168;
+  static constexpr int kThreads = 2 * kGroupThreads, kTileRegisters = 248, kTransferRegisters = 128;
 };
 template <>
 struct Shape<2> {
-  static constexpr int kStages = 2, kThreads = 4 * kGroupThreads;
-  static constexpr int kTileRegisters = 208, kValuesRegisters = 56, kTransferRegisters = 40, kStartRegisters = 128;
+  static constexpr int kThreads = 3 * kGroupThreads, kTileRegisters = 224, kTransferRegisters = 56;
 };
+
+constexpr int kStages = 3;   // chunks in shared memory
 
 // A chunk as prepare left it in the workspace.
 template <int kKeyDim>
@@ -31,33 +29,18 @@ struct alignas(1024) Stage {
   Solved solved;
 };
 
-// Exponents of a row of V^T: of the largest |v|; that it is scaled by.
-struct alignas(8) RowScale {
-  int largest, exponent;
-};
-
-// V^T of a chunk for a tile group, fp32 times 2^-exponent of its row (values.cuh).
-struct ScaledValues {
-  float4 piece[8 * kGroupThreads];   // 16 KB
-  RowScale row[2][kValueTile];       // of chunk c in row[c % 2]
-  float factor[kValueTile];          // 2^-exponent, for the writers
-};
-
 // Of a tile of 64 columns of V. Tiles [64 rows][64 columns] are panels as in tile/swizzle.cuh.
 struct alignas(1024) Tile {
-  uint16_t v[kValueStages][kChunk * kValueTile];   // V of chunk c in v[c % 3], [64 t][64 v] in the io dtype; 3 x 8 KB
-  uint16_t o[2][kChunk * kValueTile];              // 16-bit o of chunk c in o[c % 2], [64 t][64 v]; 2 x 8 KB
-  ScaledValues values;                             // 17 KB
-  int exponent[2][kValueTile];                     // of the rows of S^T; of chunk c in exponent[c % 2]
-  // Written, read; an arrival from each thread of the group. One phase a chunk; o: one in two.
-  uint64_t v_ready, v_free, o_ready[2], o_free[2];
+  uint16_t v[2][kChunk * kValueTile];   // V of chunk c in v[c % 2], [64 t][64 v] in the io dtype; 2 x 8 KB
+  uint16_t o[2][kChunk * kValueTile];   // 16-bit o of chunk c in o[c % 2], [64 t][64 v]; 2 x 8 KB
+  // Written, read; an arrival from each thread of the group. One phase in two chunks.
+  uint64_t v_ready[2], v_free[2], o_ready[2], o_free[2];
 };
 
 template <int kKeyDim, int kTiles>
 struct alignas(1024) SharedMemory {
-  static constexpr int kStages = Shape<kTiles>::kStages;
-  Stage<kKeyDim> stage[kStages];   // 49 KB each; chunk c in stage c % kStages
-  Tile tile[kTiles];               // 58 KB each
+  Stage<kKeyDim> stage[kStages];   // 49 KB each; chunk c in stage c % 3
+  Tile tile[kTiles];               // 33 KB each
   uint64_t full[kStages];          // the stage is copied; one arrival and its bytes
   uint64_t empty[kStages];         // read; an arrival from each thread of the tile groups
 };

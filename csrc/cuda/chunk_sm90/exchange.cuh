@@ -46,7 +46,6 @@ __device__ __forceinline__ void write_operand(const uint32_t (&operand)[kSteps][
 }
 
 // Where a group is in the ring of stages: the stage of a chunk and the parity of its phase.
-template <int kStages>
 struct Turn {
   int slot = 0, parity = 0;
 

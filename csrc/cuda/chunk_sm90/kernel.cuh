@@ -105,21 +105,22 @@ __device__ __forceinline__ void carry_transfer(const RuleParams& p, const Work& 
   Copier<kKeyDim> copier = {keys_of<kKeyDim>(p, chunk_row, work.key_head),
                             solved_of<kKeyDim>(p, chunk_row, work.head), p.dims.Hk, p.dims.Hv};
   ptx::griddepcontrol_wait();   // for the preparation
-  run_transfer<out_t>(static_cast<int>(span.length), tiles, tokens_of(p.out, work, span), copier, smem);
+  run_transfer<out_t>(static_cast<int>(span.length), tiles, tokens_of(p.v, work, span), tokens_of(p.out, work, span), copier, smem);
 }
 
 template <int kKeyDim, int kTiles>
 __device__ __forceinline__ void init_barriers(int tiles, SharedMemory<kKeyDim, kTiles>& smem) {
   const auto init = [](uint64_t& barrier, int arrivals) { ptx::mbarrier_init(ptx::shared_address(&barrier), arrivals); };
 #pragma unroll
-  for (int i = 0; i < Shape<kTiles>::kStages; ++i) {
+  for (int i = 0; i < kStages; ++i) {
     init(smem.full[i], 1);
     init(smem.empty[i], tiles * kGroupThreads);
   }
 #pragma unroll
   for (Tile& tile : smem.tile) {
-    for (uint64_t* barrier : {&tile.v_ready, &tile.v_free, tile.o_ready, tile.o_ready + 1, tile.o_free, tile.o_free + 1}) {
-      init(*barrier, kGroupThreads);
+    for (uint64_t* barriers : {tile.v_ready, tile.v_free, tile.o_ready, tile.o_free}) {
+      init(barriers[0], kGroupThreads);
+      init(barriers[1], kGroupThreads);
     }
   }
   ptx::fence_mbarrier_init();
@@ -151,15 +152,12 @@ __device__ __forceinline__ void carry(const RuleParams& p, Work work, int tiles,
       work.column += group * kValueTile;
       const Writer<out_t> writer = writer_of<out_t>(p, work, span);
       const auto run = [&](int first, int end, State<kKeyDim>& state) {
-        run_tile(work, first, end, length, p.scale, writer, smem, tile, state, observer);
+        run_tile<io_t>(work, first, end, length, p.scale, writer, smem, tile, state, observer);
         for (int chunk = max(end - 2, 0); chunk < end; ++chunk) wait_phase(tile.o_free[chunk % 2], chunk / 2 % 2);
       };
       float* const panel = reinterpret_cast<float*>(tile.o);   // while no chunk is under way
       carry_state<kKeyDim>(p, work, span, slot_to_read(p, work.segment.n), kStateBarrier + group, panel, run);
     }
-  } else if (group == kTiles) {
-    ptx::setmaxnreg_dec<Shape<kTiles>::kValuesRegisters>();
-    run_values<io_t>(length, tiles, tokens_of(p.v, work, span), smem);
   } else {
     ptx::setmaxnreg_dec<Shape<kTiles>::kTransferRegisters>();
     carry_transfer<out_t>(p, work, span, tiles, smem);

@@ -71,31 +71,29 @@ __device__ __forceinline__ void scale_rows(const float (&factor)[2], float (&x)[
   for (int i = 0; i < 32; ++i) x[i] *= factor[i / 2 % 2];
 }
 
-// The rows' exponents to the values group.
-template <int kKeyDim>
-__device__ __forceinline__ void write_exponents(const State<kKeyDim>& state, int warp, int lane, int (&exponents)[kValueTile]) {
-  if (lane % 4 == 0) {
-    exponents[16 * warp + lane / 4] = state.exponent[0];
-    exponents[16 * warp + lane / 4 + 8] = state.exponent[1];
-  }
+// V of a chunk from shared memory; of_v as in read_values.
+template <class io_t>
+__device__ __forceinline__ void take_values(int chunk, int warp, int lane, Tile& tile, uint32_t (&v)[4][4], int (&of_v)[2]) {
+  wait_phase(tile.v_ready[chunk % 2], chunk / 2 % 2);
+  read_values<io_t>(tile.v[chunk % 2], warp, lane, v, of_v);
+  arrive(tile.v_free[chunk % 2]);
 }
 
 // Chunks first .. end - 1 of a sequence of `length` tokens; `state` holds S before and behind them, as in a call that starts or
 // ends there. The observer is shown what a test wants to look at; NoObserver costs nothing. Conditions that always hold
 // (end > 0) keep ptxas from moving what they guard behind the next wait.
-template <class out_t, int kKeyDim, int kTiles, class Observer>
+template <class io_t, class out_t, int kKeyDim, int kTiles, class Observer>
 __device__ __forceinline__ void run_tile(const Work& work, int first, int end, int length, float scale,
                                          const Writer<out_t>& writer, SharedMemory<kKeyDim, kTiles>& smem, Tile& tile,
                                          State<kKeyDim>& state, const Observer& observer) {
-  constexpr int kPanels = State<kKeyDim>::kPanels, kStages = Shape<kTiles>::kStages;
+  constexpr int kPanels = State<kKeyDim>::kPanels;
   const int lane = writer.lane, warp = writer.warp;
   const int start = __shfl_sync(0xffffffffu, first, 0);   // so that the loop's counters are in uniform registers
-  Turn<kStages> turn = {start % kStages, start / kStages % 2};
-  int of_v[2], scaled_by[2];
-  uint32_t largest[2] = {0, 0};
+  Turn turn = {start % kStages, start / kStages % 2};
+  int of_v[2];
+  uint32_t stored_v[4][4], largest[2] = {0, 0};
   wait_phase(smem.full[turn.slot], turn.parity);
-  wait_phase(tile.v_ready, start % 2);
-  read_largest(tile.values.row[start % 2], warp, lane, of_v, scaled_by);
+  take_values<io_t>(start, warp, lane, tile, stored_v, of_v);
   start_operand(of_v, state, largest);
   float chunk_decay = smem.stage[turn.slot].solved.gates.decay[kChunk - 1];
 #pragma unroll 1
@@ -113,10 +111,9 @@ __device__ __forceinline__ void run_tile(const Work& work, int first, int end, i
     float2 decay[8];
     {
       float v[32];
-      write_exponents(state, warp, lane, tile.exponent[chunk % 2]);
-      read_values(tile.values, 32 * warp + lane, scaled_by, state, v);
-      arrive(tile.v_free);
+      wait_phase(smem.full[turn.slot], turn.parity);   // it is; no load moves up across the branch, between the products
       read_factors(stage.solved.gates.decay, lane, decay);
+      scale_values<io_t>(stored_v, state, v);
       ptx::wgmma_wait_group<1>();   // S^T k^T
       hold(sums);
       observer.phase(Phase::kRead);
@@ -146,8 +143,7 @@ __device__ __forceinline__ void run_tile(const Work& work, int first, int end, i
     const int slot = turn.slot;
     turn = turn.next();
     if (!is_last) {
-      wait_phase(tile.v_ready, chunk % 2 ^ 1);
-      read_largest(tile.values.row[chunk % 2 ^ 1], warp, lane, of_v, scaled_by);
+      take_values<io_t>(chunk + 1, warp, lane, tile, stored_v, of_v);
       wait_phase(smem.full[turn.slot], turn.parity);
       chunk_decay = smem.stage[turn.slot].solved.gates.decay[kChunk - 1];
     }

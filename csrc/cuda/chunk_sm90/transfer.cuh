@@ -28,6 +28,15 @@ struct Copier {
   }
 };
 
+// Starts to copy V of `chunk`, if there is such a chunk, to where V of the one two before was.
+__device__ __forceinline__ void bring_values(int chunk, int length, const Tokens& v, Tile& tile) {
+  if (chunk * kChunk >= length) return;
+  const int half = chunk % 2;
+  wait_phase(tile.v_free[half], chunk / 2 % 2 ^ 1);
+  v.copy_in(chunk * kChunk, length, tile.v[half]);
+  ptx::cp_async_mbarrier_arrive(ptx::shared_address(&tile.v_ready[half]));
+}
+
 // o of `chunk` of a tile to where it belongs.
 template <class out_t>
 __device__ __forceinline__ void take_output(int chunk, int length, const Tokens& out, Tile& tile) {
@@ -45,16 +54,17 @@ __device__ __forceinline__ void take_output(int chunk, int length, const Tokens&
 
 // The whole life of the transfer group of a block that carries the first `tiles` of its memory's tiles.
 template <class out_t, int kKeyDim, int kTiles>
-__device__ __forceinline__ void run_transfer(int length, int tiles, const Tokens& out, Copier<kKeyDim>& copier,
+__device__ __forceinline__ void run_transfer(int length, int tiles, const Tokens& v, const Tokens& out, Copier<kKeyDim>& copier,
                                              SharedMemory<kKeyDim, kTiles>& smem) {
-  constexpr int kStages = Shape<kTiles>::kStages;
   const int num_chunks = (length + kChunk - 1) / kChunk;
   const bool copies = out.thread == 0;
   if (copies) {
     for (int slot = 0; slot < min(num_chunks, kStages); ++slot) copier.copy(slot, smem);
   }
   __syncwarp();
-  Turn<kStages> turn;
+#pragma unroll 1
+  for (int i = 0; i < 2 * tiles; ++i) bring_values(i % 2, length, v.of_tile(i / 2), smem.tile[i / 2]);
+  Turn turn;
 #pragma unroll 1
   for (int chunk = 0; chunk < num_chunks; ++chunk) {
     if (copies && chunk > 0 && chunk - 1 + kStages < num_chunks) {
@@ -64,7 +74,10 @@ __device__ __forceinline__ void run_transfer(int length, int tiles, const Tokens
     __syncwarp();
     if (chunk > 0) turn = turn.next();
 #pragma unroll 1
-    for (int i = 0; i < tiles; ++i) take_output<out_t>(chunk, length, out.of_tile(i), smem.tile[i]);
+    for (int i = 0; i < tiles; ++i) {
+      take_output<out_t>(chunk, length, out.of_tile(i), smem.tile[i]);
+      bring_values(chunk + 2, length, v.of_tile(i), smem.tile[i]);
+    }
   }
 }
 
