@@ -63,7 +63,7 @@ __device__ __forceinline__ void run_transfer(int length, int tiles, const Tokens
   }
   __syncwarp();
 #pragma unroll 1
-  for (int i = 0; i < 2 * tiles; ++i) bring_values(i % 2, length, v.of_tile(i / 2), smem.tile[i / 2]);
+  for (int i = 0; i < 3 * tiles; ++i) bring_values(i / tiles, length, v.of_tile(i % tiles), smem.tile[i % tiles]);
   Turn turn;
 #pragma unroll 1
   for (int chunk = 0; chunk < num_chunks; ++chunk) {
@@ -76,7 +76,7 @@ __device__ __forceinline__ void run_transfer(int length, int tiles, const Tokens
 #pragma unroll 1
     for (int i = 0; i < tiles; ++i) {
       take_output<out_t>(chunk, length, out.of_tile(i), smem.tile[i]);
-      bring_values(chunk + 2, length, v.of_tile(i), smem.tile[i]);
+      bring_values(chunk + 3, length, v.of_tile(i), smem.tile[i]);
     }
   }
 }
