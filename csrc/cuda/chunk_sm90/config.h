@@ -33,15 +33,15 @@ struct alignas(1024) Stage {
 struct alignas(1024) Tile {
   uint16_t v[2][kChunk * kValueTile];   // V of chunk c in v[c % 2], [64 t][64 v] in the io dtype; 2 x 8 KB
   uint16_t o[2][kChunk * kValueTile];   // 16-bit o of chunk c in o[c % 2], [64 t][64 v]; 2 x 8 KB
-  // Written, read; an arrival from each thread of the group. One phase in two chunks.
-  uint64_t v_ready[2], v_free[2], o_ready[2], o_free[2];
+  // Between the groups, an arrival from each thread; one phase in two chunks: v is read; o written, read.
+  uint64_t v_free[2], o_ready[2], o_free[2];
 };
 
 template <int kKeyDim, int kTiles>
 struct alignas(1024) SharedMemory {
   Stage<kKeyDim> stage[kStages];   // 49 KB each; chunk c in stage c % 3
   Tile tile[kTiles];               // 33 KB each
-  uint64_t full[kStages];          // the stage is copied; one arrival and its bytes
+  uint64_t full[kStages];          // the stage and V of its chunk are there: one arrival and its bytes, one from each copier of V
   uint64_t empty[kStages];         // read; an arrival from each thread of the tile groups
 };
 

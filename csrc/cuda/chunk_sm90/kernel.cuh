@@ -113,12 +113,12 @@ __device__ __forceinline__ void init_barriers(int tiles, SharedMemory<kKeyDim, k
   const auto init = [](uint64_t& barrier, int arrivals) { ptx::mbarrier_init(ptx::shared_address(&barrier), arrivals); };
 #pragma unroll
   for (int i = 0; i < kStages; ++i) {
-    init(smem.full[i], 1);
+    init(smem.full[i], 1 + kGroupThreads);
     init(smem.empty[i], tiles * kGroupThreads);
   }
 #pragma unroll
   for (Tile& tile : smem.tile) {
-    for (uint64_t* barriers : {tile.v_ready, tile.v_free, tile.o_ready, tile.o_free}) {
+    for (uint64_t* barriers : {tile.v_free, tile.o_ready, tile.o_free}) {
       init(barriers[0], kGroupThreads);
       init(barriers[1], kGroupThreads);
     }

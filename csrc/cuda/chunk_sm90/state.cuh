@@ -71,10 +71,9 @@ __device__ __forceinline__ void scale_rows(const float (&factor)[2], float (&x)[
   for (int i = 0; i < 32; ++i) x[i] *= factor[i / 2 % 2];
 }
 
-// V of a chunk from shared memory; of_v as in read_values.
+// V of a chunk, which is there, from shared memory; of_v as in read_values.
 template <class io_t>
 __device__ __forceinline__ void take_values(int chunk, int warp, int lane, Tile& tile, uint32_t (&v)[4][4], int (&of_v)[2]) {
-  wait_phase(tile.v_ready[chunk % 2], chunk / 2 % 2);
   read_values<io_t>(tile.v[chunk % 2], warp, lane, v, of_v);
   arrive(tile.v_free[chunk % 2]);
 }
@@ -107,14 +106,12 @@ __device__ __forceinline__ void run_tile(const Work& work, int first, int end, i
     uint32_t x[4][4], u[4][4];
     ptx::wgmma_fence();
     issue_read(state, stage.keys.k, sums);
-    issue_read(state, stage.keys.q, o);
     float2 decay[8];
     {
       float v[32];
-      wait_phase(smem.full[turn.slot], turn.parity);   // it is; no load moves up across the branch, between the products
-      read_factors(stage.solved.gates.decay, lane, decay);
+      if (end > 0) read_factors(stage.solved.gates.decay, lane, decay);
       scale_values<io_t>(stored_v, state, v);
-      ptx::wgmma_wait_group<1>();   // S^T k^T
+      ptx::wgmma_wait_group<0>();   // S^T k^T
       hold(sums);
       observer.phase(Phase::kRead);
       observer.prediction(work, chunk, warp, lane, sums, state);
@@ -123,13 +120,8 @@ __device__ __forceinline__ void run_tile(const Work& work, int first, int end, i
     }
     ptx::wgmma_fence();
     issue_tokens<false>(x, stage.solved.t, sums);
+    issue_read(state, stage.keys.q, o);
     if (end > 0) decay_state(chunk_decay, state);
-    ptx::wgmma_wait_group<1>();   // S^T q^T
-    hold(o);
-    hold(state.operand);
-    scale_tokens(decay, o);
-    ptx::wgmma_fence();
-    issue_tokens<true>(x, stage.solved.m, o);
     observer.phase(Phase::kX);
     ptx::wgmma_wait_group<1>();   // U^T
     hold(sums);
@@ -139,34 +131,40 @@ __device__ __forceinline__ void run_tile(const Work& work, int first, int end, i
     for (int step = 0; step < 4; ++step) round_to_operand(sums + 8 * step, u[step]);
     ptx::wgmma_fence();
     issue_write(u, stage.keys.k, state);
+    ptx::wgmma_wait_group<kPanels>();   // S^T q^T
+    hold(o);
+    hold(state.operand);
+    scale_tokens(decay, o);
+    ptx::wgmma_fence();
+    issue_tokens<true>(x, stage.solved.m, o);
     observer.phase(Phase::kUpdate);
     const int slot = turn.slot;
     turn = turn.next();
     if (!is_last) {
-      take_values<io_t>(chunk + 1, warp, lane, tile, stored_v, of_v);
       wait_phase(smem.full[turn.slot], turn.parity);
+      take_values<io_t>(chunk + 1, warp, lane, tile, stored_v, of_v);
       chunk_decay = smem.stage[turn.slot].solved.gates.decay[kChunk - 1];
     }
     observer.phase(Phase::kHanded);
-    ptx::wgmma_wait_group<kPanels>();   // O^T
+    largest[0] = largest[1] = 0;
+    if constexpr (kPanels == 2) {   // the first panel is rounded while the second is under way
+      ptx::wgmma_wait_group<2>();
+      hold(state.s[0]);
+      if (!is_last) round_panel(0, state, largest);
+    }
+    ptx::wgmma_wait_group<1>();   // S
+    hold(state.s[kPanels - 1]);
+    hold(u);
+    ptx::wgmma_wait_group<0>();   // O^T
     hold(o);
     hold(x);
     const float factor[2] = {scale * power_of_two(state.exponent[0]), scale * power_of_two(state.exponent[1])};
     scale_rows(factor, o);
     const int half = chunk % 2, first_token = chunk * kChunk;
-    wait_phase(tile.o_free[half], chunk / 2 % 2 ^ 1);
+    if (is_last) wait_phase(tile.o_free[half], chunk / 2 % 2 ^ 1);   // before, V of the next chunk came behind that
     writer.write(o, tile.o[half], first_token, min(length - first_token, kChunk));
     arrive(tile.o_ready[half]);
     observer.phase(Phase::kOut);
-    largest[0] = largest[1] = 0;
-    if constexpr (kPanels == 2) {   // the first panel is rounded while the second is under way
-      ptx::wgmma_wait_group<1>();
-      hold(state.s[0]);
-      if (!is_last) round_panel(0, state, largest);
-    }
-    ptx::wgmma_wait_group<0>();   // S
-    hold(state.s[kPanels - 1]);
-    hold(u);
     arrive(smem.empty[slot]);
     observer.phase(Phase::kUpdated);
     finish_operand(of_v, state, largest);

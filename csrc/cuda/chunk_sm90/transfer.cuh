@@ -29,12 +29,18 @@ struct Copier {
 };
 
 // Starts to copy V of `chunk`, if there is such a chunk, to where V of the one two before was.
-__device__ __forceinline__ void bring_values(int chunk, int length, const Tokens& v, Tile& tile) {
+template <int kKeyDim, int kTiles>
+__device__ __forceinline__ void bring_values(int chunk, int slot, int length, int tiles, const Tokens& v,
+                                             SharedMemory<kKeyDim, kTiles>& smem) {
   if (chunk * kChunk >= length) return;
   const int half = chunk % 2;
-  wait_phase(tile.v_free[half], chunk / 2 % 2 ^ 1);
-  v.copy_in(chunk * kChunk, length, tile.v[half]);
-  ptx::cp_async_mbarrier_arrive(ptx::shared_address(&tile.v_ready[half]));
+#pragma unroll 1
+  for (int i = 0; i < tiles; ++i) {
+    Tile& tile = smem.tile[i];
+    wait_phase(tile.v_free[half], chunk / 2 % 2 ^ 1);
+    v.of_tile(i).copy_in(chunk * kChunk, length, tile.v[half]);
+  }
+  ptx::cp_async_mbarrier_arrive(ptx::shared_address(&smem.full[slot]));
 }
 
 // o of `chunk` of a tile to where it belongs.
@@ -63,8 +69,9 @@ __device__ __forceinline__ void run_transfer(int length, int tiles, const Tokens
   }
   __syncwarp();
 #pragma unroll 1
-  for (int i = 0; i < 3 * tiles; ++i) bring_values(i / tiles, length, v.of_tile(i % tiles), smem.tile[i % tiles]);
+  for (int chunk = 0; chunk < kStages; ++chunk) bring_values(chunk, chunk, length, tiles, v, smem);
   Turn turn;
+  int slot = 0;   // the stage of the chunk
 #pragma unroll 1
   for (int chunk = 0; chunk < num_chunks; ++chunk) {
     if (copies && chunk > 0 && chunk - 1 + kStages < num_chunks) {
@@ -74,10 +81,9 @@ __device__ __forceinline__ void run_transfer(int length, int tiles, const Tokens
     __syncwarp();
     if (chunk > 0) turn = turn.next();
 #pragma unroll 1
-    for (int i = 0; i < tiles; ++i) {
-      take_output<out_t>(chunk, length, out.of_tile(i), smem.tile[i]);
-      bring_values(chunk + 3, length, v.of_tile(i), smem.tile[i]);
-    }
+    for (int i = 0; i < tiles; ++i) take_output<out_t>(chunk, length, out.of_tile(i), smem.tile[i]);
+    bring_values(chunk + kStages, slot, length, tiles, v, smem);   // behind o: who sees V of a chunk knows that o's place is free
+    slot = slot + 1 < kStages ? slot + 1 : 0;
   }
 }
 
