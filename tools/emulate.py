@@ -42,8 +42,6 @@ CHANGES = (
      "float4* const smem_words = static_cast<float4*>(emulated::shared_memory());"),
     ("csrc/cuda/chunk_sm90/kernel.cuh", "extern __shared__ __align__(1024) char smem_bytes[];",
      "char* const smem_bytes = static_cast<char*>(emulated::shared_memory());"),
-    ("csrc/cuda/chunk_sm90/pair_kernel.cuh", "extern __shared__ __align__(1024) char smem_bytes[];",
-     "char* const smem_bytes = static_cast<char*>(emulated::shared_memory());"),
     ("csrc/cuda/chunk_sm90/segments.cuh", "extern __shared__ __align__(1024) char smem_bytes[];",
      "char* const smem_bytes = static_cast<char*>(emulated::shared_memory());"),
     ("csrc/cuda/chunk_sm90/combine.cuh", "extern __shared__ __align__(1024) char smem_bytes[];",

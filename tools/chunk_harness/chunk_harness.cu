@@ -45,7 +45,7 @@ static const char* prepare(const RuleParams& r, void* stream) { return launch_pr
 static const char* carry(const RuleParams& r, void* stream) {
   return launch_carry<bf16_t, bf16_t, 128>(r, choose_pairs(r), stream);
 }
-constexpr size_t kSharedBytes = sizeof(chunk_sm90::SharedMemory<128, 1>);
+constexpr size_t kSharedBytes = sizeof(chunk_sm90::SharedMemory<128>);
 #endif
 
 static std::atomic<int64_t> deadline{0};

@@ -7,20 +7,12 @@
 namespace gdn::cuda::chunk_sm90 {
 
 constexpr int kGroupThreads = 128;  // a warpgroup
-
-// Of blocks that carry one or two tiles: threads, registers a thread of a tile group and of the transfer group.
-template <int kTiles>
-struct Shape;
-template <>
-struct Shape<1> {
-  static constexpr int kThreads = 2 * kGroupThreads, kTileRegisters = 248, kTransferRegisters = 128;
-};
-template <>
-struct Shape<2> {
-  static constexpr int kThreads = 3 * kGroupThreads, kTileRegisters = 224, kTransferRegisters = 56;
-};
-
-constexpr int kStages = 3;   // chunks in shared memory
+constexpr int kStages = 3;          // chunks in shared memory
+constexpr int kMostTiles = 2;       // that a block carries
+constexpr int kThreads = (kMostTiles + 1) * kGroupThreads;   // a tile group each, transfer
+// Registers a thread; the block starts with 168 each.
+constexpr int kTileRegisters = 224, kTransferRegisters = 56;
+static_assert(kMostTiles * kTileRegisters + kTransferRegisters <= 3 * 168, "registers of the block");
 
 // A chunk as prepare left it in the workspace.
 template <int kKeyDim>
@@ -37,16 +29,15 @@ struct alignas(1024) Tile {
   uint64_t v_free[2], o_ready[2], o_free[2];
 };
 
-template <int kKeyDim, int kTiles>
+template <int kKeyDim>
 struct alignas(1024) SharedMemory {
   Stage<kKeyDim> stage[kStages];   // 49 KB each; chunk c in stage c % 3
-  Tile tile[kTiles];               // 33 KB each
+  Tile tile[kMostTiles];               // 33 KB each
   uint64_t full[kStages];          // the stage and V of its chunk are there: one arrival and its bytes, one from each copier of V
   uint64_t empty[kStages];         // read; an arrival from each thread of the tile groups
 };
 
-static_assert(sizeof(SharedMemory<128, 1>) <= 227 * 1024 && sizeof(SharedMemory<128, 2>) <= 227 * 1024,
-              "shared memory of a block");
+static_assert(sizeof(SharedMemory<128>) <= 227 * 1024, "shared memory of a block");
 
 // A segment of a row; a row that is not cut is one segment (segments.h).
 struct Segment {

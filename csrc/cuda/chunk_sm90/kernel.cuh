@@ -98,9 +98,9 @@ __device__ __forceinline__ Writer<out_t> writer_of(const RuleParams& p, const Wo
 }
 
 // The transfer group.
-template <class out_t, int kKeyDim, int kTiles>
+template <class out_t, int kKeyDim>
 __device__ __forceinline__ void carry_transfer(const RuleParams& p, const Work& work, const Span& span, int tiles,
-                                               SharedMemory<kKeyDim, kTiles>& smem) {
+                                               SharedMemory<kKeyDim>& smem) {
   const int64_t chunk_row = first_chunk_row(p, work.segment.n, span.first);
   Copier<kKeyDim> copier = {keys_of<kKeyDim>(p, chunk_row, work.key_head),
                             solved_of<kKeyDim>(p, chunk_row, work.head), p.dims.Hk, p.dims.Hv};
@@ -108,8 +108,8 @@ __device__ __forceinline__ void carry_transfer(const RuleParams& p, const Work& 
   run_transfer<out_t>(static_cast<int>(span.length), tiles, tokens_of(p.v, work, span), tokens_of(p.out, work, span), copier, smem);
 }
 
-template <int kKeyDim, int kTiles>
-__device__ __forceinline__ void init_barriers(int tiles, SharedMemory<kKeyDim, kTiles>& smem) {
+template <int kKeyDim>
+__device__ __forceinline__ void init_barriers(int tiles, SharedMemory<kKeyDim>& smem) {
   const auto init = [](uint64_t& barrier, int arrivals) { ptx::mbarrier_init(ptx::shared_address(&barrier), arrivals); };
 #pragma unroll
   for (int i = 0; i < kStages; ++i) {
@@ -127,8 +127,8 @@ __device__ __forceinline__ void init_barriers(int tiles, SharedMemory<kKeyDim, k
 }
 
 // A block's life: the first `tiles` tiles of its memory from that of `work` on.
-template <class io_t, class out_t, int kKeyDim, int kTiles, class Observer>
-__device__ __forceinline__ void carry(const RuleParams& p, Work work, int tiles, SharedMemory<kKeyDim, kTiles>& smem,
+template <class io_t, class out_t, int kKeyDim, class Observer>
+__device__ __forceinline__ void carry(const RuleParams& p, Work work, int tiles, SharedMemory<kKeyDim>& smem,
                                       const Observer& observer) {
   bool is_done = work.segment.n > p.dims.N || !takes_row(p, work.segment.n);
   for (int i = 0; i < tiles && !is_done; ++i) {
@@ -145,9 +145,9 @@ __device__ __forceinline__ void carry(const RuleParams& p, Work work, int tiles,
   if (threadIdx.x == 0) init_barriers(tiles, smem);
   __syncthreads();
   const int group = __shfl_sync(0xffffffffu, threadIdx.x / kGroupThreads, 0);
-  if (group < kTiles) {
+  if (group < kMostTiles) {
     if (group < tiles) {
-      ptx::setmaxnreg_inc<Shape<kTiles>::kTileRegisters>();
+      ptx::setmaxnreg_inc<kTileRegisters>();
       Tile& tile = smem.tile[group];
       work.column += group * kValueTile;
       const Writer<out_t> writer = writer_of<out_t>(p, work, span);
@@ -159,22 +159,22 @@ __device__ __forceinline__ void carry(const RuleParams& p, Work work, int tiles,
       carry_state<kKeyDim>(p, work, span, slot_to_read(p, work.segment.n), kStateBarrier + group, panel, run);
     }
   } else {
-    ptx::setmaxnreg_dec<Shape<kTiles>::kTransferRegisters>();
+    ptx::setmaxnreg_dec<kTransferRegisters>();
     carry_transfer<out_t>(p, work, span, tiles, smem);
   }
 }
 
 // The first `pairs` blocks carry two tiles each, the others one.
-template <class io_t, class out_t, int kKeyDim, int kTiles, class Observer>
-__global__ void __launch_bounds__(Shape<kTiles>::kThreads, 1)
+template <class io_t, class out_t, int kKeyDim, class Observer>
+__global__ void __launch_bounds__(kThreads, 1)
     chunk_kernel(const __grid_constant__ RuleParams p, const int32_t pairs, const __grid_constant__ Observer observer) {
   if constexpr (!ptx::kHasWgmma) {
     ptx::trap();   // the launcher does not choose this kernel for other targets
   } else {
     extern __shared__ __align__(1024) char smem_bytes[];
-    auto& smem = *reinterpret_cast<SharedMemory<kKeyDim, kTiles>*>(smem_bytes);
+    auto& smem = *reinterpret_cast<SharedMemory<kKeyDim>*>(smem_bytes);
     const uint32_t both = static_cast<uint32_t>(pairs);
-    const int tiles = kTiles == 2 && blockIdx.x < both ? 2 : 1;
+    const int tiles = blockIdx.x < both ? 2 : 1;
     carry<io_t, out_t>(p, work_of_tile<kKeyDim>(p, blockIdx.x + min(blockIdx.x, both)), tiles, smem, observer);
   }
 }

@@ -9,7 +9,6 @@
 #include "takes.h"
 
 #include <algorithm>
-#include <type_traits>
 
 #ifdef CONVERT
 #include "/tmp/ch/convert.cuh"
@@ -63,7 +62,7 @@ constexpr int64_t kTenthsOfPair = 14, kTenthsOfEnds = 40;
 // alone, as if rows were equally long.
 int64_t choose_pairs(const RuleParams& params) {
   const int64_t tiles = num_tiles(params), most = tiles / 2, at_once = num_multiprocessors();
-  if (params.dims.V % (2 * kValueTile) != 0 || is_scanned(params)) return 0;
+  if (params.dims.V % (kMostTiles * kValueTile) != 0 || is_scanned(params)) return 0;
   const int64_t tokens = params.cu_seqlens.given() ? params.dims.T / std::max<int64_t>(params.dims.N, 1) : params.dims.T;
   const int64_t chunks = ceil_div(tokens, kChunk);
   const auto tenths = [&](int64_t pairs) {
@@ -106,12 +105,8 @@ template <class io_t, class out_t, int kKeyDim>
 const char* launch_carry(const RuleParams& params, int64_t pairs, void* stream) {
   const int64_t tiles = num_tiles(params);
   if (tiles > kMaxBlocks) return "more than 2^31 - 1 blocks";
-  const auto launch_tiles = [&](auto count) {
-    constexpr int kTiles = decltype(count)::value;
-    return launch_early(chunk_kernel<io_t, out_t, kKeyDim, kTiles, NoObserver>, tiles - pairs, Shape<kTiles>::kThreads,
-                        sizeof(SharedMemory<kKeyDim, kTiles>), stream, params, static_cast<int32_t>(pairs), NoObserver{});
-  };
-  return pairs == 0 ? launch_tiles(std::integral_constant<int, 1>{}) : launch_tiles(std::integral_constant<int, 2>{});
+  return launch_early(chunk_kernel<io_t, out_t, kKeyDim, NoObserver>, tiles - pairs, kThreads, sizeof(SharedMemory<kKeyDim>),
+                      stream, params, static_cast<int32_t>(pairs), NoObserver{});
 }
 
 template <class io_t, class out_t, int kKeyDim>

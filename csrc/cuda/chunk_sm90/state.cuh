@@ -81,9 +81,9 @@ __device__ __forceinline__ void take_values(int chunk, int warp, int lane, Tile&
 // Chunks first .. end - 1 of a sequence of `length` tokens; `state` holds S before and behind them, as in a call that starts or
 // ends there. The observer is shown what a test wants to look at; NoObserver costs nothing. Conditions that always hold
 // (end > 0) keep ptxas from moving what they guard behind the next wait.
-template <class io_t, class out_t, int kKeyDim, int kTiles, class Observer>
+template <class io_t, class out_t, int kKeyDim, class Observer>
 __device__ __forceinline__ void run_tile(const Work& work, int first, int end, int length, float scale,
-                                         const Writer<out_t>& writer, SharedMemory<kKeyDim, kTiles>& smem, Tile& tile,
+                                         const Writer<out_t>& writer, SharedMemory<kKeyDim>& smem, Tile& tile,
                                          State<kKeyDim>& state, const Observer& observer) {
   constexpr int kPanels = State<kKeyDim>::kPanels;
   const int lane = writer.lane, warp = writer.warp;

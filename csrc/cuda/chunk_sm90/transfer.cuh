@@ -16,8 +16,7 @@ struct Copier {
   int64_t keys_stride, solved_stride;   // from chunk to chunk
 
   // The next chunk, to stage `slot`, which nobody reads any more.
-  template <int kTiles>
-  __device__ __forceinline__ void copy(int slot, SharedMemory<kKeyDim, kTiles>& smem) {
+  __device__ __forceinline__ void copy(int slot, SharedMemory<kKeyDim>& smem) {
     Stage<kKeyDim>& stage = smem.stage[slot];
     const uint32_t full = ptx::shared_address(&smem.full[slot]);
     ptx::mbarrier_arrive_expect_tx(full, sizeof(Keys<kKeyDim>) + sizeof(Solved));
@@ -29,9 +28,9 @@ struct Copier {
 };
 
 // Starts to copy V of `chunk`, if there is such a chunk, to where V of the one two before was.
-template <int kKeyDim, int kTiles>
+template <int kKeyDim>
 __device__ __forceinline__ void bring_values(int chunk, int slot, int length, int tiles, const Tokens& v,
-                                             SharedMemory<kKeyDim, kTiles>& smem) {
+                                             SharedMemory<kKeyDim>& smem) {
   if (chunk * kChunk >= length) return;
   const int half = chunk % 2;
 #pragma unroll 1
@@ -59,9 +58,9 @@ __device__ __forceinline__ void take_output(int chunk, int length, const Tokens&
 }
 
 // The whole life of the transfer group of a block that carries the first `tiles` of its memory's tiles.
-template <class out_t, int kKeyDim, int kTiles>
+template <class out_t, int kKeyDim>
 __device__ __forceinline__ void run_transfer(int length, int tiles, const Tokens& v, const Tokens& out, Copier<kKeyDim>& copier,
-                                             SharedMemory<kKeyDim, kTiles>& smem) {
+                                             SharedMemory<kKeyDim>& smem) {
   const int num_chunks = (length + kChunk - 1) / kChunk;
   const bool copies = out.thread == 0;
   if (copies) {

@@ -85,9 +85,6 @@ template <bool kAccumulate>
 void wgmma_m64n64k16(float* d, const uint32_t (&a)[4], uint64_t b) {
   issue({d, 64, kAccumulate, true, false, {a[0], a[1], a[2], a[3]}, 0, b});
 }
-inline void wgmma_m64n64k16(float* d, const uint32_t (&a)[4], uint64_t b, int accumulates) {
-  issue({d, 64, accumulates != 0, true, false, {a[0], a[1], a[2], a[3]}, 0, b});
-}
 template <bool kAccumulate>
 void wgmma_m64n64k16_trans(float* d, const uint32_t (&a)[4], uint64_t b) {
   issue({d, 64, kAccumulate, true, true, {a[0], a[1], a[2], a[3]}, 0, b});
