@@ -25,14 +25,14 @@ template <int kKeyDim>
 struct alignas(1024) SharedMemory {
   Stage<kKeyDim> stage[kStages];          // 3 x 49 KB; chunk c in stage c % 3
   fp16_t s[kValueTile * kKeyDim];         // S^T at the chunk's start, [64 v][kKeyDim], for the output group; 16 KB
-  fp16_t u[kValueTile * kChunk];          // U^T [64 v][64 t], the same; 8 KB
+  fp16_t x[kValueTile * kChunk];          // X^T [64 v][64 t], the same; 8 KB
   uint16_t v[2][kChunk * kValueTile];     // V of chunk c in v[c % 2], [64 t][64 v] in the io dtype; 2 x 8 KB
   uint16_t o[kChunk * kValueTile];        // 16-bit o, [64 t][64 v], from the output group to the transfer group; 8 KB
   float out_factor[kValueTile];           // scale 2^exponent of each row of s
   uint64_t full[kStages];                 // the stage is copied; one arrival and its bytes. All who read wait
   uint64_t v_ready[2];                    // V is copied, an arrival of each thread that did; one phase in two chunks
   // Between groups, an arrival from each thread, one phase a chunk (v: one in two): written; read.
-  uint64_t v_free[2], s_ready, s_free, o_ready, o_free;   // s: and u, out_factor
+  uint64_t v_free[2], s_ready, s_free, o_ready, o_free;   // s: and x, out_factor
 };
 
 static_assert(sizeof(SharedMemory<128>) <= 227 * 1024, "shared memory of a block");

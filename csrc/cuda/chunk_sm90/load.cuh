@@ -153,11 +153,8 @@ __device__ __forceinline__ void sum_gates(const RuleParams& p, const GateBits& b
 
 // What the carriers of the state need of the gates, from the running sums of tokens 2 lane and 2 lane + 1.
 __device__ __forceinline__ void write_gates(const float2& sum, int lane, Gates* gmem) {
-  const float last = __shfl_sync(0xffffffffu, sum.y, 31);
-  const int place = token_place(2 * lane);
-  *reinterpret_cast<float2*>(gmem->decay + place) = make_float2(ptx::ex2_approx_ftz(sum.x), ptx::ex2_approx_ftz(sum.y));
-  *reinterpret_cast<float2*>(gmem->to_end + place) =
-      make_float2(ptx::ex2_approx_ftz(last - sum.x), ptx::ex2_approx_ftz(last - sum.y));
+  *reinterpret_cast<float2*>(gmem->decay + token_place(2 * lane)) =
+      make_float2(ptx::ex2_approx_ftz(sum.x), ptx::ex2_approx_ftz(sum.y));
 }
 
 }  // namespace gdn::cuda::chunk_sm90

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The output group.
-//     O = scale (decay_t (Q S) + P U)
-// transposed as the state is: Q S is S^T q^T. S^T at the chunk's start and U^T come from the state group together. Warp w owns
+//     O = scale (decay_t (Q S) + M X)
+// transposed as the state is: Q S is S^T q^T. S^T at the chunk's start and X^T come from the state group together. Warp w owns
 // columns 16 w .. 16 w + 15 of o.
 #pragma once
 
@@ -30,13 +30,13 @@ __device__ __forceinline__ void issue_mix(const void* smem_a, const fp16_t* tile
   ptx::wgmma_commit_group();
 }
 
-// O^T = factor_v (decay_t S^T q^T + U^T P^T), in the place of S^T q^T.
-__device__ __forceinline__ void mix(const float2 (&decay)[8], const float (&factor)[2], const float (&written)[32],
+// O^T = factor_v (decay_t S^T q^T + X^T M^T), in the place of S^T q^T.
+__device__ __forceinline__ void mix(const float2 (&decay)[8], const float (&factor)[2], const float (&mixed)[32],
                                     float (&o)[32]) {
 #pragma unroll
   for (int i = 0; i < 16; ++i) {
-    o[2 * i] = factor[i % 2] * fmaf(decay[i / 2].x, o[2 * i], written[2 * i]);
-    o[2 * i + 1] = factor[i % 2] * fmaf(decay[i / 2].y, o[2 * i + 1], written[2 * i + 1]);
+    o[2 * i] = factor[i % 2] * fmaf(decay[i / 2].x, o[2 * i], mixed[2 * i]);
+    o[2 * i + 1] = factor[i % 2] * fmaf(decay[i / 2].y, o[2 * i + 1], mixed[2 * i + 1]);
   }
 }
 
@@ -78,25 +78,25 @@ __device__ __forceinline__ void run_output(int length, const Writer<out_t>& writ
   for (int chunk = 0; chunk < num_chunks; ++chunk) {
     const int parity = chunk % 2, first = chunk * kChunk;
     const Stage<kKeyDim>& stage = smem.stage[turn.slot];
-    float o[32], written[32];
+    float o[32], mixed[32];
     observer.start(chunk, 1);
     observer.phase(Phase::kStart);
     wait_phase(smem.full[turn.slot], turn.parity);
     wait_phase(smem.s_ready, parity);
-    ptx::fence_proxy_async_shared();   // S^T and U^T were written by ordinary stores of the state group
+    ptx::fence_proxy_async_shared();   // S^T and X^T were written by ordinary stores of the state group
     observer.phase(Phase::kReady);
     ptx::wgmma_fence();
     issue_query<kKeyDim>(smem.s, stage.keys.q, o);
-    issue_mix(smem.u, stage.solved.p, written);
+    issue_mix(smem.x, stage.solved.m, mixed);
     const float factor[2] = {smem.out_factor[row], smem.out_factor[row + 8]};
     float2 decay[8];
     read_factors(stage.solved.gates.decay, lane, decay);
-    ptx::wgmma_wait_group<0>();   // S^T q^T, U^T P^T
+    ptx::wgmma_wait_group<0>();   // S^T q^T, X^T M^T
     hold(o);
-    hold(written);
+    hold(mixed);
     arrive(smem.s_free);
     observer.phase(Phase::kOut);
-    mix(decay, factor, written, o);
+    mix(decay, factor, mixed, o);
     wait_phase(smem.o_free, parity ^ 1);
     writer.write(o, smem.o, first, min(length - first, kChunk));
     arrive(smem.o_ready);   // and the stage is read

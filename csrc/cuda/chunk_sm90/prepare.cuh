@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Everything of a chunk that does not depend on the state, for all chunks of a call side by side: k and q normalised, T and P
-// of each value head (head.cuh).
+// Everything of a chunk that does not depend on the state, for all chunks of a call side by side: k and q normalised, T'' and
+// M of each value head (head.cuh).
 // Grid    blocks of 128 threads walk over (chunk row, key head), fewer than 2^31, chunk rows slowest: k, q and their products
 //         are made once for all value heads of a key head.
-// Block   all warps bring k and q, normalise and multiply them; then each warp makes every fourth value head, by itself.
+// Block   all warps bring k and q, normalise and multiply them; then each warp makes every fourth value head, by itself. The
+//         gates of its first one are read while k and q are under way.
 // Reads   q, k [64, K], g, beta [64] of each value head.   Writes   Keys, Solved (prepared.h); Hopper's also the order of the
 //         rows of a ragged call (segments.h).
 #pragma once
@@ -29,6 +30,7 @@ struct alignas(1024) PrepareMemory {
     Keys<kKeyDim> keys;         // until their products are made
     HeadMemory head[kWarps];    // a warp's each
   };
+  Tables tables[kWarps];        // a warp's each
   Products products;
   Item item;           // here and not in registers; the next one from when the products are made
   Item mine[kWarps];   // a warp's copy for its heads
@@ -140,69 +142,67 @@ __device__ __forceinline__ int own_thread() {
 // blocks these are.
 __device__ __forceinline__ int first_head_of(int smem_shift) { return (own_thread() / 32 + smem_shift) & (kWarps - 1); }
 
-// By one warp: finds an item and starts to bring its k and q into the L2.
-template <int kKeyDim>
+// By one warp: finds an item.
 __device__ __forceinline__ void look_ahead(const RuleParams& p, uint32_t index, int lane, Item& smem) {
   const uint32_t key_heads = static_cast<uint32_t>(p.dims.Hk), chunk_row = index / key_heads;
   const bool is_given = chunk_row < static_cast<uint32_t>(num_chunk_rows(p));
   Item item = {{0, 0, 0}, index, chunk_row, index - chunk_row * key_heads, is_given};
   if (is_given) item.chunk = find_chunk(p, chunk_row);
   if (lane == 0) smem = item;
-  const auto prefetch = [&](const View& view) {   // lanes take halves of rows
-    const char* gmem = static_cast<const char*>(view.data) + 2 * view.offset(item.chunk.batch, item.chunk.first, item.key_head);
-    gmem += 2 * (lane / 2) * view.stride[1] + lane % 2 * kKeyDim;
-#pragma unroll
-    for (int row = lane / 2; row < kChunk; row += 16, gmem += 32 * view.stride[1]) {
-      if (row < item.chunk.count) ptx::prefetch_l2(gmem);
-    }
-  };
-  prefetch(p.k);
-  prefetch(p.q);
 }
 
-// The value heads of a warp, first_head and every kWarps-th behind it, from the products on. bits: the first one's gates.
-template <int kKeyDim>
-__device__ __forceinline__ void make_heads(const RuleParams& p, const Item& item, int heads, int first_head, GateBits bits,
-                                           const Products& products, HeadMemory& mine) {
-  const int lane = own_thread() % 32;
-#pragma unroll 1
-  for (int head = first_head; head < heads; head += kWarps) {
-    if (head >= kWarps) load_gates(p, item.chunk, item.key_head * heads + head, lane, bits);
-    Solved* const gmem = solved_of<kKeyDim>(p, item.chunk_row, item.key_head * heads + head);
-    float2 sum, beta;
-    sum_gates(p, bits, item.chunk.count, lane, sum, beta);
-    write_gates(sum, lane, &gmem->gates);
-    make_tables(sum, beta, lane, mine);
-    solve_head(products, lane, mine, gmem);
+// The gates of a warp's value head: to its tables, and what the carriers of the state need.
+__device__ __forceinline__ void make_gates(const RuleParams& p, const Item& item, int64_t head, int lane, Gates* gmem,
+                                           Tables& smem) {
+  GateBits bits = {};
+  load_gates(p, item.chunk, head, lane, bits);
+  float2 sum, beta;
+  sum_gates(p, bits, item.chunk.count, lane, sum, beta);
+  write_gates(sum, lane, gmem);
+  make_tables(sum, beta, lane, smem);
+}
+
+// Keys and the products of an item, from when its k and q are under way, by all warps; then one finds the next item.
+template <class io_t, int kKeyDim>
+__device__ __forceinline__ void make_products(const RuleParams& p, const Item& mine, PrepareMemory<kKeyDim>& smem) {
+  const int thread = own_thread(), count = mine.chunk.count;
+  if (count > 0) {
+    normalise_keys<io_t>(p.use_qk_l2norm, count, thread, smem.keys, keys_of<kKeyDim>(p, mine.chunk_row, mine.key_head));
   }
+  __syncthreads();   // k and q are there
+  if (count > 0) multiply(smem.keys, first_head_of(smem.shift), thread % 32, smem.products);
+  __syncthreads();   // and read: their place is the heads'
+  if (first_head_of(smem.shift) == kWarps - 1) look_ahead(p, mine.index + gridDim.x, thread % 32, smem.item);
 }
 
-// One item; the next one is looked ahead to.
+// One item. A warp takes a turn for each of its value heads and at least one: in the first all make the products.
 template <class io_t, int kKeyDim>
 __device__ __forceinline__ void prepare_item(const RuleParams& p, PrepareMemory<kKeyDim>& smem) {
-  const int thread = own_thread(), lane = thread % 32;
-  const Item& item = smem.item;
-  const int count = item.chunk.count;
-  GateBits bits = {};
-  if (count > 0) {
-    bring_keys(p, item.chunk, item.key_head, thread, smem.keys);
-    const int first_head = first_head_of(smem.shift);
-    if (first_head < smem.heads) load_gates(p, item.chunk, item.key_head * smem.heads + first_head, lane, bits);
-    normalise_keys<io_t>(p.use_qk_l2norm, count, thread, smem.keys, keys_of<kKeyDim>(p, item.chunk_row, item.key_head));
-  }
-  Item& mine = smem.mine[thread / 32];
-  if (lane == 0) mine = item;
-  __syncthreads();   // k and q are there
-  if (count > 0) multiply(smem.keys, first_head_of(smem.shift), lane, smem.products);
-  __syncthreads();   // and read: their place is the heads'
-  if (first_head_of(smem.shift) == kWarps - 1) look_ahead<kKeyDim>(p, mine.index + gridDim.x, lane, smem.item);
-  if (count > 0) make_heads<kKeyDim>(p, mine, smem.heads, first_head_of(smem.shift), bits, smem.products, smem.head[thread / 32]);
-  __syncthreads();   // nobody reads the item any more
+  const int thread = own_thread(), warp = thread / 32;
+  Item& mine = smem.mine[warp];
+  if (thread % 32 == 0) mine = smem.item;
+  __syncwarp();
+  if (mine.chunk.count > 0) bring_keys(p, mine.chunk, mine.key_head, thread, smem.keys);
+  bool is_first = true;
+  int head = first_head_of(smem.shift);
+#pragma unroll 1
+  do {
+    const int lane = own_thread() % 32;
+    const bool is_there = mine.chunk.count > 0 && head < smem.heads;
+    const int64_t head_of_call = mine.key_head * smem.heads + head;
+    Solved* const gmem = solved_of<kKeyDim>(p, mine.chunk_row, head_of_call);
+    if (is_there) make_gates(p, mine, head_of_call, lane, &gmem->gates, smem.tables[warp]);
+    if (is_first) make_products<io_t>(p, mine, smem);
+    if (is_there) solve_head(smem.products, smem.tables[warp], lane, smem.head[warp], gmem);
+    is_first = false;
+    head += kWarps;
+  } while (head < smem.heads);
+  __syncthreads();   // the next item is found, and nobody needs the products any more
 }
 
 // Each section of the build that compiles this has a kernel of its own, named by such a struct.
 struct Hopper {
-  static constexpr int kBlocks = 4;           // of a multiprocessor, as many as run side by side
+  static constexpr int kBlocks = 3;           // of a multiprocessor, as many as run side by side
   static constexpr bool kOrdersRows = true;   // for chunk_kernel, which takes long rows first
 };
 
@@ -215,7 +215,7 @@ __global__ void __launch_bounds__(kPrepareThreads, Section::kBlocks) prepare_ker
     smem.heads = static_cast<int>(p.dims.Hv) / static_cast<int>(p.dims.Hk);
     smem.shift = static_cast<int>(blockIdx.x % kWarps + kWarps * static_cast<uint64_t>(blockIdx.x) / gridDim.x);
   }
-  if (threadIdx.x < 32) look_ahead<kKeyDim>(p, blockIdx.x, static_cast<int>(threadIdx.x), smem.item);
+  if (threadIdx.x < 32) look_ahead(p, blockIdx.x, static_cast<int>(threadIdx.x), smem.item);
   __syncthreads();
   while (smem.item.is_given) prepare_item<io_t>(p, smem);
   if constexpr (Section::kOrdersRows) {

@@ -8,7 +8,7 @@
 // Grid    x: segment row (slowest), value head, one of half as many blocks as a head has chains.
 // Block   three warpgroups. Groups 0 and 1 carry a chain each, 64 columns of B or of A, through the same chunks; one works
 //         while the other waits. Group 2 brings chunks and V in.
-// Reads   Keys, T and decays of Solved, v; S of first segments.
+// Reads   Keys, T'' and decays of Solved, v; S of first segments.
 // Writes  B to starts[segment row + 1], A^T to transitions[segment row], S of first segments to starts[segment row]; nothing
 //         for the last segment of a row, which nobody asks about.
 // Then combine.cuh makes each start from the one before, and chunk_kernel runs all segments from theirs.
@@ -104,12 +104,11 @@ __device__ __forceinline__ void run_chain(bool has_values, int num_chunks, int g
     const ChainStage<kKeyDim>& stage = smem.stage[turn.slot];
     float sums[32], v[32];
     uint32_t x[4][4];
-    float2 decay[8], to_end[8];
+    float2 decay[8];
     ptx::wgmma_fence();
     issue_read(state, stage.k, sums);
     wait_phase(smem.full[turn.slot], turn.parity);   // it is; no load moves up across the branch, between the products
     read_factors(stage.gates.decay, lane, decay);
-    read_factors(stage.gates.to_end, lane, to_end);
     scale_values<io_t>(stored_v, state, v);
     hold(v);
     ptx::wgmma_wait_group<0>();   // S^T k^T
@@ -118,10 +117,10 @@ __device__ __forceinline__ void run_chain(bool has_values, int num_chunks, int g
     subtract_prediction(decay, v, sums, x);
     ptx::wgmma_fence();
     issue_tokens(x, stage.t, sums);
-    ptx::wgmma_wait_group<0>();   // U^T
+    ptx::wgmma_wait_group<0>();   // (T'' X)^T
     hold(sums);
     hold(x);
-    scale_to_operand(to_end, sums, x);
+    round_tokens(sums, x);
     ptx::wgmma_fence();
     issue_write(x, stage.k, state);
     const int slot = turn.slot;
@@ -182,7 +181,7 @@ __device__ __forceinline__ void feed_values(int chunk, int length, int group, co
   ptx::cp_async_mbarrier_arrive(ptx::shared_address(&smem.v_ready[group][half]));
 }
 
-// Group 2: k, T, decays and V of all chunks.
+// Group 2: k, T'', decays and V of all chunks.
 template <int kKeyDim>
 __device__ __forceinline__ void feed_chains(const RuleParams& p, const Segment& segment, const Span& span, int64_t head,
                                             int64_t block, SegmentMemory<kKeyDim>& smem) {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The state group: the chain over the chunks of a sequence.
-//     X = V - decay_t (K S);  U = T' X;  S <- decay_end S + K^T diag(to_end_t) U
-// with T' = T diag(beta), everything transposed so that S^T [64 v, K] stays in the accumulators and every left operand
-// comes from registers: K S is S^T k^T, and so on. Warp w owns rows (columns of S) 16 w .. 16 w + 15. This group does nothing
-// that is not on the way from S to the next S; what o needs of it, S^T and U^T as operands, goes to the output group
-// through shared memory while the tensor cores work on the next product.
+//     X = V - decay_t (K S);  S <- decay_end S + K^T (T'' X)
+// everything transposed so that S^T [64 v, K] stays in the accumulators and every left operand comes from registers: K S is
+// S^T k^T, and so on. Warp w owns rows (columns of S) 16 w .. 16 w + 15. This group does nothing that is not on the way from S
+// to the next S; what o needs of it, S^T and X^T as operands, goes to the output group through shared memory while the tensor
+// cores work on the next product.
 #pragma once
 
 #include "../ptx/arch.cuh"
@@ -75,7 +75,7 @@ __device__ __forceinline__ void scale_values(const uint32_t (&v)[4][4], const St
   }
 }
 
-// X^T = V^T - decay_t (S^T k^T), rounded to the operand of U.
+// X^T = V^T - decay_t (S^T k^T), rounded to the operand of T'' X.
 __device__ __forceinline__ void subtract_prediction(const float2 (&decay)[8], const float (&v)[32], const float (&sums)[32],
                                                     uint32_t (&operand)[4][4]) {
 #pragma unroll
@@ -85,12 +85,10 @@ __device__ __forceinline__ void subtract_prediction(const float2 (&decay)[8], co
   }
 }
 
-// x times the factors of its tokens, rounded to the operand of the next product.
-__device__ __forceinline__ void scale_to_operand(const float2 (&factors)[8], const float (&x)[32], uint32_t (&operand)[4][4]) {
+// Sums of 64 tokens, rounded to the operand of the next product.
+__device__ __forceinline__ void round_tokens(const float (&x)[32], uint32_t (&operand)[4][4]) {
 #pragma unroll
-  for (int i = 0; i < 16; ++i) {
-    operand[i / 4][i % 4] = round_pair_fp16(x[2 * i] * factors[i / 2].x, x[2 * i + 1] * factors[i / 2].y);
-  }
+  for (int step = 0; step < 4; ++step) round_to_operand(x + 8 * step, operand[step]);
 }
 
 // S^T and its scale to where the output group reads them.
@@ -102,14 +100,6 @@ __device__ __forceinline__ void write_state(const State<kKeyDim>& state, float s
     smem.out_factor[16 * warp + lane / 4 + 8] = scale * power_of_two(state.exponent[1]);
   }
   write_operand(state.operand, smem.s, warp, lane);
-}
-
-// U^T the same.
-__device__ __forceinline__ void write_write(const float (&u)[32], fp16_t* smem_u, int warp, int lane) {
-  uint32_t operand[4][4];
-#pragma unroll
-  for (int step = 0; step < 4; ++step) round_to_operand(u + 8 * step, operand[step]);
-  write_operand(operand, smem_u, warp, lane);
 }
 
 // V of a chunk from shared memory; of_v as in read_values.
@@ -145,14 +135,13 @@ __device__ __forceinline__ void run_state(const Work& work, int first, int end, 
     observer.start(chunk, 0);
     observer.operands(work, chunk, warp, lane, stage);
     observer.phase(Phase::kStart);
-    float sums[32], v[32];   // S^T k^T, then U^T; V^T
+    float sums[32], v[32];   // S^T k^T, then (T'' X)^T; V^T
     ptx::wgmma_fence();
     issue_read(state, smem_k, sums);
     wait_phase(smem.s_free, chunk % 2 ^ 1);   // here because no load moves up across its branch, between the products
-    uint32_t x[4][4], u_end[4][4];
-    float2 decay[8], to_end[8];
+    uint32_t x[4][4], written[4][4];
+    float2 decay[8];
     read_factors(gates.decay, lane, decay);
-    read_factors(gates.to_end, lane, to_end);
     scale_values<io_t>(stored_v, state, v);
     hold(v);
     ptx::wgmma_wait_group<0>();   // S^T k^T
@@ -166,15 +155,15 @@ __device__ __forceinline__ void run_state(const Work& work, int first, int end, 
     observer.phase(Phase::kX);
     write_state(state, scale, warp, lane, smem);
     observer.phase(Phase::kNext);
-    ptx::wgmma_wait_group<0>();   // U^T
+    ptx::wgmma_wait_group<0>();   // (T'' X)^T
     hold(sums);
     hold(x);
     hold(state.operand);
     observer.phase(Phase::kU);
     observer.write(work, chunk, warp, lane, sums, state);
-    scale_to_operand(to_end, sums, u_end);
+    round_tokens(sums, written);
     ptx::wgmma_fence();
-    issue_write(u_end, smem_k, state);
+    issue_write(written, smem_k, state);
     observer.phase(Phase::kUpdate);
     turn = turn.next();
     float next_decay = 1.0f;   // behind the last chunk S stays as it is
@@ -183,7 +172,7 @@ __device__ __forceinline__ void run_state(const Work& work, int first, int end, 
       wait_phase(smem.full[turn.slot], turn.parity);
       next_decay = smem.stage[turn.slot].solved.gates.decay[kChunk - 1];
     }
-    write_write(sums, smem.u, warp, lane);
+    write_operand(x, smem.x, warp, lane);
     arrive(smem.s_ready);   // the fence to the tensor cores is the reader's: it would hold this group up
     observer.phase(Phase::kHanded);
     largest[0] = largest[1] = 0;
@@ -194,7 +183,7 @@ __device__ __forceinline__ void run_state(const Work& work, int first, int end, 
     }
     ptx::wgmma_wait_group<0>();   // S
     hold(state.s[state.kPanels - 1]);
-    hold(u_end);
+    hold(written);
     observer.phase(Phase::kUpdated);
     finish_operand(of_v, next_decay, state, largest);
   }
