@@ -110,7 +110,8 @@ __device__ __forceinline__ void subtract_prediction(const State<kKeyDim>& state,
 
 // From X^T on.
 template <class Smem>
-__device__ __forceinline__ void solve_chunk(float (&x)[32], int, int, const LaneRows& rows, const Smem& smem, Written& written) {
+__device__ __forceinline__ void solve_chunk(float (&x)[32], int, int, const LaneRows& rows, const Smem& smem,
+                                            Written& written) {
   round_tokens(x, written.x);
   float sums[32] = {};
   multiply_lower(written.x, ptx::shared_address(&smem.t), rows, sums);

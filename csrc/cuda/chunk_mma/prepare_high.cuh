@@ -21,15 +21,15 @@ using chunk_sm90::GateBits;
 using chunk_sm90::kPrepareThreads;
 using chunk_sm90::power_of_two;
 
-constexpr int kHighBlocks = 3;          // of a multiprocessor, as many as run side by side
-constexpr int kHeadsAtOnce = 4;      // value heads whose gates are in shared memory, a warp's each
-constexpr int kPitch = kChunk + 4;      // floats from row to row of an fp32 tile
+constexpr int kHighBlocks = 3;      // of a multiprocessor, as many as run side by side
+constexpr int kHeadsAtOnce = 4;     // value heads whose gates are in shared memory, a warp's each
+constexpr int kPitch = kChunk + 4;  // floats from row to row of an fp32 tile
 // The largest element of a row of k or q is in [2^-2, 2^-1): the row is about a unit vector, so that u with what k lacks stays
 // in fp16's normal range, and what 16 bits lose below 2^-14 is 2^-23 of the largest.
 constexpr int kKeyExponent = -2;
-constexpr int kSolvedExponent = 6;      // of a row of T or P, in [2^6, 2^7)
-constexpr int kLowestSolved = -100;     // rows that are smaller stay small
-constexpr int kLowestOfQuery = -60;     // so do rows of P, against q: what q S is scaled to meet them by stays in fp32
+constexpr int kSolvedExponent = 6;   // of a row of T or P, in [2^6, 2^7)
+constexpr int kLowestSolved = -100;  // rows that are smaller stay small
+constexpr int kLowestOfQuery = -60;  // so do rows of P, against q: what q S is scaled to meet them by stays in fp32
 
 // Of a value head's tokens; the running sums of log2 decay are sum + rest.
 struct WideGates {

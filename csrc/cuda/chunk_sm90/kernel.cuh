@@ -9,7 +9,8 @@
 // Grid    x: sequence (slowest, in ragged input the longest first), value head, tile of 64 columns of V (fastest); ragged
 //         input adds a sequence that writes zeros outside all others. After the passes of segments.cuh: segments of sequences.
 // Block   three warpgroups. Group 0 (state.cuh) keeps S^T [64 v, K] in fp32 accumulators from the first to the last chunk and
-//         runs the chain S -> X -> T'' X -> S. Group 1 (output.cuh) makes o. Group 2 (transfer.cuh) brings chunks and V in, o out.
+//         runs the chain S -> X -> T'' X -> S. Group 1 (output.cuh) makes o. Group 2 (transfer.cuh) brings chunks and V in,
+//         o out.
 // Reads   Keys, Solved, v [T, 64]; S [K, 64] once.   Writes   o [T, 64], S once.
 // Numbers Operands are fp16 (keys and queries after normalisation, rows of S, X, T'' X scaled by powers of two), sums fp32, the
 //         inverse of the 16 x 16 diagonal blocks fp32. What a chunk computes depends on its tokens and on S at its start

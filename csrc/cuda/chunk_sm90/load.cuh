@@ -66,7 +66,8 @@ __device__ __forceinline__ void copy_rows_in(const char* gmem, int64_t stride, i
 }
 
 // Gates of a value head for the chunk, by one warp; those of missing tokens are the last token's.
-__device__ __forceinline__ void load_gates(const RuleParams& p, const ChunkOfRow& chunk, int64_t head, int lane, GateBits& bits) {
+__device__ __forceinline__ void load_gates(const RuleParams& p, const ChunkOfRow& chunk, int64_t head, int lane,
+                                           GateBits& bits) {
   const int64_t token[2] = {min(2 * lane, chunk.count - 1), min(2 * lane + 1, chunk.count - 1)};
   auto load = [&](const View& view, uint32_t (&x)[2]) {   // both loads behind one test of the dtype
     const int64_t start = ptx::opaque(view.offset(chunk.batch, chunk.first, head));

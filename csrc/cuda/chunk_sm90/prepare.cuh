@@ -214,8 +214,9 @@ __global__ void __launch_bounds__(kPrepareThreads, Section::kBlocks) prepare_ker
   if (threadIdx.x == 0) {
     smem.heads = static_cast<int>(p.dims.Hv) / static_cast<int>(p.dims.Hk);
     smem.shift = static_cast<int>(blockIdx.x % kWarps + kWarps * static_cast<uint64_t>(blockIdx.x) / gridDim.x);
+    // Nothing to make, behind which the block's first item is looked for: look_ahead's code stands once.
+    smem.item = {{0, 0, 0}, blockIdx.x - gridDim.x, 0, 0, true};
   }
-  if (threadIdx.x < 32) look_ahead(p, blockIdx.x, static_cast<int>(threadIdx.x), smem.item);
   __syncthreads();
   while (smem.item.is_given) prepare_item<io_t>(p, smem);
   if constexpr (Section::kOrdersRows) {
