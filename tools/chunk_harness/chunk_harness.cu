@@ -207,7 +207,7 @@ static int debug_case(DType io, int chunk) {
   Device d(p);
   std::unique_ptr<Buffer> workspace;
   const RuleParams r = with_workspace(cases::params(p, d.pointers()), workspace);
-  const size_t sizes[8] = {64 * 128, 64 * 128, 64 * 64, 64 * 64, 128, 64 * 64, 64 * 64, 64 * 64};
+  const size_t sizes[8] = {64 * 128, 64 * 128, 64 * 64, 64 * 64, 64, 64 * 64, 64 * 64, 64 * 64};
   std::vector<std::unique_ptr<Buffer>> b;
   for (size_t s : sizes) { b.push_back(std::make_unique<Buffer>(nullptr, s * 4)); CHECK(cudaMemset(b.back()->data, 0xff, s * 4)); }
   auto at = [&](int i) { return static_cast<float*>(b[i]->data); };

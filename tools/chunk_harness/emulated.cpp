@@ -64,7 +64,7 @@ int debug(DType io, int chunk) {
   Problem p = cases::make(c);
   Buffers buffers(p, 2);
   std::vector<std::vector<float>> got;
-  for (size_t size : {64 * 128, 64 * 128, 64 * 64, 64 * 64, 128, 64 * 64, 64 * 64, 64 * 64}) got.emplace_back(size, NAN);
+  for (size_t size : {64 * 128, 64 * 128, 64 * 64, 64 * 64, 64, 64 * 64, 64 * 64, 64 * 64}) got.emplace_back(size, NAN);
   const Watch watch = {chunk,         got[0].data(), got[1].data(), got[2].data(), got[3].data(),
                        got[4].data(), got[5].data(), got[6].data(), got[7].data()};
   RuleParams params = cases::params(p, buffers.pointers(p));

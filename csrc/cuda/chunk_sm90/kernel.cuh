@@ -3,15 +3,16 @@
 // Gated delta rule, chunk by chunk on the tensor cores of Hopper. Per (sequence, value head) and chunk of 64 tokens, with
 // sum_t the running sum of the log decay in the chunk and k, q divided by their length where asked:
 //     A_ij = beta_i e^(sum_i - sum_j) (k_i . k_j), j < i;   T = (I + A)^-1;   P_ij = e^(sum_i - sum_j) (q_i . k_j), j <= i
-//     X = V - diag(e^sum) K S;   U = T diag(beta) X;   O = scale (diag(e^sum) Q S + P U)
-//     S <- e^(sum_64) S + K^T diag(e^(sum_64 - sum)) U
-// T, P, normalised k and q and the decays come from the workspace, where prepare (prepare.cuh) left them.
+//     X = V - diag(e^sum) K S;   M = P T diag(beta);   O = scale (diag(e^sum) Q S + M X)
+//     T'' = diag(e^(sum_64 - sum)) T diag(beta);       S <- e^(sum_64) S + K^T (T'' X)
+// T'', M, normalised k and q and the decays come from the workspace, where prepare (prepare.cuh) left them.
 // Grid    x: sequence (slowest, in ragged input the longest first), value head, tile of 64 columns of V (fastest); ragged
 //         input adds a sequence that writes zeros outside all others. After the passes of segments.cuh: segments of sequences.
 // Block   three warpgroups. Group 0 (state.cuh) keeps S^T [64 v, K] in fp32 accumulators from the first to the last chunk and
-//         runs the chain S -> X -> U -> S. Group 1 (output.cuh) makes o. Group 2 (transfer.cuh) brings chunks and V in, o out.
+//         runs the chain S -> X -> T'' X -> S. Group 1 (output.cuh) makes o. Group 2 (transfer.cuh) brings chunks and V in,
+//         o out.
 // Reads   Keys, Solved, v [T, 64]; S [K, 64] once.   Writes   o [T, 64], S once.
-// Numbers Operands are fp16 (keys and queries after normalisation, rows of S, X, U scaled by powers of two), sums fp32, the
+// Numbers Operands are fp16 (keys and queries after normalisation, rows of S, X, T'' X scaled by powers of two), sums fp32, the
 //         inverse of the 16 x 16 diagonal blocks fp32. What a chunk computes depends on its tokens and on S at its start
 //         only: any batch, and any split at a multiple of 64, gives the same bits.
 // Needs   sm_90a; T < 2^31 - 64; q, k, v bf16 or fp16, unit stride in the head dim, rows at multiples of 16 bytes; K 64 or

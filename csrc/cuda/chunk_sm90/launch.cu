@@ -10,9 +10,6 @@
 
 #include <algorithm>
 
-#ifdef CONVERT
-#include "/tmp/ch/convert.cuh"
-#endif
 namespace gdn::cuda {
 namespace {
 
@@ -80,12 +77,8 @@ template <class io_t, int kKeyDim>
 const char* launch_prepare(const RuleParams& params, void* stream) {
   const int64_t items = num_chunk_rows(params) * params.dims.Hk;
   const int64_t blocks = std::min<int64_t>(items, Hopper::kBlocks * num_multiprocessors());
-  const char* error = launch(prepare_kernel<io_t, kKeyDim>, blocks, kPrepareThreads, sizeof(PrepareMemory<kKeyDim>),
+  return launch(prepare_kernel<io_t, kKeyDim>, blocks, kPrepareThreads, sizeof(PrepareMemory<kKeyDim>),
                 stream, params);
-#ifdef CONVERT
-  if (!error) error = launch(convert_kernel<kKeyDim>, num_chunk_rows(params) * params.dims.Hv, 256, 0, stream, params);
-#endif
-  return error;
 }
 
 // The passes that give each segment its start.
