@@ -53,7 +53,7 @@ int64_t num_tiles(const RuleParams& params) {
 
 // What the blocks that carry the state cost, in tenths of a chunk of one tile (1.3 us on an H200): a chunk of two tiles; what
 // a block does before and behind its chunks.
-constexpr int64_t kTenthsOfPair = 14, kTenthsOfEnds = 40;
+constexpr int64_t kTenthsOfPair = 17, kTenthsOfEnds = 40;
 
 // How many blocks carry two tiles, so that the call is done soonest: none, as many as fill the device, or all. From shapes
 // alone, as if rows were equally long.
