@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks and times the Hopper chunk kernel. Run: chunk_harness [debug] [check [substring]] [bits] [scan] [time] [scantime] [rowtime]; no argument: all.
+// Checks and times the Hopper chunk kernel. Run: chunk_harness [debug] [check [substring]] [bits] [scan] [time] [scantime] [rowtime] [pairs] [pairtime] [phases]; no argument: all.
 // Exit 0 all good, 1 a check failed, 2 CUDA error, 3 watchdog (a launch took more than 5 s; its name is printed).
 
 #if defined(PRECISION)   // of the mma.sync kernel: 0 normal, 1 high
@@ -43,7 +43,7 @@ static const char* compute(const RuleParams& r, void* stream) { return chunk_sm9
 static int64_t bytes_of(const RuleParams& r) { return chunk_sm90_workspace_bytes(r); }
 static const char* prepare(const RuleParams& r, void* stream) { return launch_prepare<bf16_t, 128>(r, stream); }
 static const char* carry(const RuleParams& r, void* stream) {
-  return launch(chunk_sm90::chunk_kernel<bf16_t, bf16_t, 128, NoObserver>, 2 * r.dims.N * r.dims.Hv, chunk_sm90::kThreads, sizeof(chunk_sm90::SharedMemory<128>), stream, r, NoObserver{});
+  return launch_carry<bf16_t, bf16_t, 128>(r, choose_pairs(r), stream);
 }
 constexpr size_t kSharedBytes = sizeof(chunk_sm90::SharedMemory<128>);
 #endif
@@ -207,13 +207,13 @@ static int debug_case(DType io, int chunk) {
   Device d(p);
   std::unique_ptr<Buffer> workspace;
   const RuleParams r = with_workspace(cases::params(p, d.pointers()), workspace);
-  const size_t sizes[8] = {64 * 128, 64 * 128, 64 * 64, 64 * 64, 128, 64 * 64, 64 * 64, 64 * 64};
+  const size_t sizes[8] = {64 * 128, 64 * 128, 64 * 64, 64 * 64, 64, 64 * 64, 64 * 64, 64 * 64};
   std::vector<std::unique_ptr<Buffer>> b;
   for (size_t s : sizes) { b.push_back(std::make_unique<Buffer>(nullptr, s * 4)); CHECK(cudaMemset(b.back()->data, 0xff, s * 4)); }
   auto at = [&](int i) { return static_cast<float*>(b[i]->data); };
   const Watch watch = {chunk, at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7)};
   must(compute(r, nullptr));
-  must(launch(chunk_sm90::chunk_kernel<io_t, io_t, 128, Watch>, 2 * 2 * 2, chunk_sm90::kThreads, sizeof(chunk_sm90::SharedMemory<128>), nullptr, r, watch));
+  must(launch(chunk_sm90::chunk_kernel<io_t, io_t, 128, Watch>, 2 * 2 * 2, chunk_sm90::kThreads, sizeof(chunk_sm90::SharedMemory<128>), nullptr, r, 0, watch));
   synchronize(c.name.c_str());
   std::vector<std::vector<float>> got;
   for (int i = 0; i < 8; ++i) { const auto h = b[i]->get(); got.emplace_back(sizes[i]); memcpy(got.back().data(), h.data(), h.size()); }
@@ -319,15 +319,17 @@ static void run_times(bool quick) {
 }
 
 #include "scan.h"
+#include "pairs.h"
 
 #ifndef VARIANT
 // Phase clock: cycles at which warps of blocks 0 and 1 pass the marks. [2 blocks][8 warps][kMarkChunks][16].
 constexpr int kMarkChunks = 128, kMarkWarps = 12;
 struct Clock {
   long long* data;
-  static __device__ int* current() {   // behind the kernel's shared memory
+  int shared_bytes;   // of the kernel
+  __device__ int* current() const {   // behind the kernel's shared memory
     extern __shared__ __align__(1024) char smem_bytes[];
-    return reinterpret_cast<int*>(smem_bytes + sizeof(chunk_sm90::SharedMemory<128>));
+    return reinterpret_cast<int*>(smem_bytes + shared_bytes);
   }
   __device__ void put(int id, long long x) const {
     const int chunk = current()[threadIdx.x / 32];
@@ -346,19 +348,16 @@ struct Clock {
   template <class... A> __device__ void operands(const A&...) const {}
 };
 
-static void print_phases(const std::vector<long long>& h) {
+static void print_phases(const std::vector<long long>& h, int groups) {
   using chunk_sm90::Phase;
   struct Mark { Phase id; const char* name; };
-  const std::vector<Mark> state = {{Phase::kStart, "issue and wait S k"}, {Phase::kRead, "X, issue U"}, {Phase::kX, "S out"}, {Phase::kNext, "wait U"},
-                                   {Phase::kU, "issue update"}, {Phase::kUpdate, "next V and chunk, U out"}, {Phase::kHanded, "wait S"}, {Phase::kUpdated, "convert S"}};
-  const std::vector<Mark> output = {{Phase::kStart, "wait for the chunk, S, U"}, {Phase::kReady, "S q, P U"}, {Phase::kOut, "o out"}};
-  const std::vector<Mark> transfer = {{Phase::kStart, "wait for V's place"}, {Phase::kRead, "V in, copies"}, {Phase::kX, "wait for o"}, {Phase::kNext, "o out"}};
+  const std::vector<Mark> marks = {{Phase::kStart, "S k, V"}, {Phase::kRead, "X, issue T'' X and S q, decay S"}, {Phase::kX, "wait T'' X"}, {Phase::kU, "issue update, S q, M X"},
+                                   {Phase::kUpdate, "next chunk and V"}, {Phase::kHanded, "wait S, o out"}, {Phase::kUpdated, "convert S"}};
   auto at = [&](int b, int w, int c, int id) { return h[((b * kMarkWarps + w) * kMarkChunks + c) * 16 + id]; };
   const int first = 24, last = 120;
   const double ghz = static_cast<double>(at(0, 0, last, 0) - at(0, 0, first, 0)) / std::max<long long>(1, at(0, 0, last, 15) - at(0, 0, first, 15));
   printf("phases: SM clock %.3f GHz (clock64 over globaltimer); chunks %d..%d; clocks, warps 0 to 3\n", ghz, first, last);
-  for (int b = 0; b < 2; ++b) for (int group = 0; group < 3; ++group) {
-    const auto& marks = group == 0 ? state : group == 1 ? output : transfer;
+  for (int b = 0; b < 2; ++b) for (int group = 0; group < groups; ++group) {
     printf("block %d group %d\n", b, group);
     double total[4] = {};
     for (size_t m = 0; m < marks.size(); ++m) {
@@ -379,7 +378,7 @@ static void print_phases(const std::vector<long long>& h) {
   fflush(stdout);
 }
 
-static void run_phases() {
+static void run_phases(int pairs) {
   Problem p;
   p.c.io = DType::kBFloat16;
   p.c.N = p.N = p.B = 1;
@@ -402,13 +401,14 @@ static void run_phases() {
   must(compute(r, nullptr));
   for (int i = 0; i < 3; ++i) {
     CHECK(cudaMemset(marks.data, 0, count * 8));
-    must(launch(chunk_sm90::chunk_kernel<bf16_t, bf16_t, 128, Clock>, 96, chunk_sm90::kThreads, sizeof(chunk_sm90::SharedMemory<128>) + 64, nullptr, r, Clock{static_cast<long long*>(marks.data)}));
+    const size_t bytes = sizeof(chunk_sm90::SharedMemory<128>);
+    must(launch(chunk_sm90::chunk_kernel<bf16_t, bf16_t, 128, Clock>, 96 - pairs, chunk_sm90::kThreads, bytes + 64, nullptr, r, pairs, Clock{static_cast<long long*>(marks.data), static_cast<int>(bytes)}));
     synchronize("phases");
   }
   const auto h = marks.get();
   std::vector<long long> x(count);
   memcpy(x.data(), h.data(), count * 8);
-  print_phases(x);
+  print_phases(x, pairs > 0 ? 2 : 1);
 }
 #endif
 
@@ -428,14 +428,16 @@ int main(int argc, char** argv) {
   if (wants("check")) bad += run_checks(filter);
   if (wants("bits")) bad += run_bits();
   if (wants("scan")) bad += check_scan("") + check_order() + check_checkpoints();
+  if (wants("pairs")) bad += check_pairs();
   if (wants("storm")) bad += check_storm();
   if (wants("time")) run_times(false);
   if (wants("scantime")) time_scan();
   if (wants("rowtime")) time_rows();
   if (argc > 1 && wants("quick")) run_times(true);
 #ifndef VARIANT
-  if (wants("phases")) run_phases();
+  if (wants("phases")) { run_phases(0); run_phases(48); }
 #endif
+  if (wants("pairtime")) time_pairs();
   printf(bad ? "FAILED: %d\n" : "all good\n", bad);
   return bad != 0;
 }

@@ -64,7 +64,7 @@ int debug(DType io, int chunk) {
   Problem p = cases::make(c);
   Buffers buffers(p, 2);
   std::vector<std::vector<float>> got;
-  for (size_t size : {64 * 128, 64 * 128, 64 * 64, 64 * 64, 128, 64 * 64, 64 * 64, 64 * 64}) got.emplace_back(size, NAN);
+  for (size_t size : {64 * 128, 64 * 128, 64 * 64, 64 * 64, 64, 64 * 64, 64 * 64, 64 * 64}) got.emplace_back(size, NAN);
   const Watch watch = {chunk,         got[0].data(), got[1].data(), got[2].data(), got[3].data(),
                        got[4].data(), got[5].data(), got[6].data(), got[7].data()};
   RuleParams params = cases::params(p, buffers.pointers(p));
@@ -72,7 +72,7 @@ int debug(DType io, int chunk) {
   params.workspace = bytes.data() + (1024 - reinterpret_cast<uintptr_t>(bytes.data()) % 1024);
   run(params);
   launch(chunk_sm90::chunk_kernel<io_t, io_t, 128, Watch>, 2 * c.N * c.Hv, chunk_sm90::kThreads,
-         sizeof(chunk_sm90::SharedMemory<128>), nullptr, params, watch);
+         sizeof(chunk_sm90::SharedMemory<128>), nullptr, params, 0, watch);
   return compare_watch(p, io, chunk, got);
 }
 #endif
@@ -120,6 +120,56 @@ void run_cut(RuleParams params, int segment_tokens) {
 #endif
 }
 
+#if !defined(PRECISION)
+template <class io_t>
+const char* carry_pairs(const RuleParams& params, int64_t pairs) {
+  if (params.out.dtype == DType::kFloat32) return launch_carry<io_t, float, 128>(params, pairs, nullptr);
+  return launch_carry<io_t, io_t, 128>(params, pairs, nullptr);
+}
+
+// Blocks of one tile, blocks of two and one, blocks of two: whether all have the same bits, checkpoints of dense rows too.
+int pairs(const std::string& wanted, int longest) {
+  int bad = 0;
+  for (const Case& c : cases::all()) {
+    if (c.name.find(wanted) == std::string::npos || c.T > longest) continue;
+    Problem p = cases::make(c);
+    Buffers one(p, c.out_fp32 ? 4 : 2);
+    RuleParams params = cases::params(p, one.pointers(p));
+    std::vector<char> bytes(workspace_bytes<128>(params) + 1024, '\xff');
+    params.workspace = bytes.data() + (1024 - reinterpret_cast<uintptr_t>(bytes.data()) % 1024);
+    const int kept = c.ragged || c.slots ? 0 : c.T / 64;
+    const size_t checkpoint_bytes = p.state_in.size() / c.N * kept * c.N;
+    const auto keep = [&](RuleParams& r, std::vector<char>& checkpoints) {
+      checkpoints.assign(checkpoint_bytes, 0x33);
+      if (kept == 0) return;
+      r.checkpoints = r.state;
+      r.checkpoints.data = checkpoints.data();
+      r.total_checkpoints = c.N * kept;
+      r.checkpoint_every = 64;
+    };
+    std::vector<char> checkpoints_of_one, checkpoints_of_two;
+    keep(params, checkpoints_of_one);
+    run(params);
+    const int64_t most = num_tiles(params) / 2;
+    for (const int64_t count : {int64_t{1}, most}) {
+      Buffers two(p, c.out_fp32 ? 4 : 2);
+      RuleParams mine = cases::params(p, two.pointers(p));
+      mine.workspace = params.workspace;
+      keep(mine, checkpoints_of_two);
+      if (const char* error = c.io == DType::kBFloat16 ? carry_pairs<bf16_t>(mine, count) : carry_pairs<fp16_t>(mine, count)) {
+        exit((printf("refused: %s\n", error), 2));
+      }
+      const bool same = one.out == two.out && one.state == two.state && checkpoints_of_one == checkpoints_of_two;
+      bad += !same;
+      printf("%-46s %lld of %lld blocks of two: %s\n", c.name.c_str(), static_cast<long long>(count), static_cast<long long>(most),
+             same ? "equal" : "DIFFER");
+    }
+  }
+  printf("%d bad\n", bad);
+  return bad;
+}
+#endif
+
 int check(const std::string& wanted, int longest, int segment_tokens) {
   int bad = 0;
   for (const Case& c : cases::all()) {
@@ -148,6 +198,9 @@ int main(int argc, char** argv) {
   if (what == "debug") {
     return debug<bf16_t>(DType::kBFloat16, 0) + debug<fp16_t>(DType::kFloat16, 1) + debug<bf16_t>(DType::kBFloat16, 2);
   }
+#endif
+#if !defined(PRECISION)
+  if (what == "pairs") return pairs(argc > 2 ? argv[2] : "", argc > 3 ? atoi(argv[3]) : 260) != 0;
 #endif
   return (what == "bits" ? bits() : check(what, argc > 2 ? atoi(argv[2]) : 260, argc > 3 ? atoi(argv[3]) : 0)) != 0;
 }

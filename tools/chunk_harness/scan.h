@@ -210,7 +210,7 @@ static void time_scan() {
       const int64_t blocks = chunk_sm90::num_segment_rows(r) * s.Hv * chunk_sm90::chain_blocks(r.dims);
       const double pass = time_graph([&](void* stream) { return launch(chunk_sm90::segment_kernel<bf16_t, 128>, blocks, chunk_sm90::kSegmentThreads, sizeof(chunk_sm90::SegmentMemory<128>), stream, r); }, "segments");
       const double combine = time_graph([&](void* stream) { return launch(chunk_sm90::combine_kernel<128>, s.N * s.Hv * 16, 512, sizeof(chunk_sm90::CombineMemory<128>), stream, r); }, "combine");
-      const double carry = time_graph([&](void* stream) { return launch(chunk_sm90::chunk_kernel<bf16_t, bf16_t, 128, NoObserver>, num_carry_blocks(r), chunk_sm90::kThreads, sizeof(chunk_sm90::SharedMemory<128>), stream, r, NoObserver{}); }, "carry");
+      const double carry = time_graph([&](void* stream) { return launch_carry<bf16_t, bf16_t, 128>(r, 0, stream); }, "carry");
       printf("  %d: %.4f (%.4f %.4f %.4f %.4f)", segments, all, prepare, pass, combine, carry);
     }
     printf("\n");

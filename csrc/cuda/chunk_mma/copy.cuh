@@ -36,10 +36,10 @@ struct Source {
   __device__ __forceinline__ void copy_k(int chunk, SharedMemory<kKeyDim, Solved>& smem) const {
     copy_image<sizeof(Keys<kKeyDim>::k)>(smem.k[chunk % 2], keys[chunk * keys_stride].k);
   }
-  // What comes behind U.
+  // What comes behind T's product.
   __device__ __forceinline__ void copy_late(int chunk, SharedMemory<kKeyDim, Solved>& smem) const {
     copy_image<sizeof(Keys<kKeyDim>::q)>(smem.q, keys[chunk * keys_stride].q);
-    copy_image<sizeof(Solved::p)>(smem.p, solved[chunk * solved_stride].p);
+    copy_image<sizeof(smem.mix)>(&smem.mix, mix_of(solved[chunk * solved_stride]));
   }
   // What comes before it but k. A warp's part of V is its own.
   __device__ __forceinline__ void copy_early(int chunk, int warp, int lane, SharedMemory<kKeyDim, Solved>& smem) const {

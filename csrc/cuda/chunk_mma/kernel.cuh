@@ -1,19 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Gated delta rule, chunk by chunk, by mma.sync: every arch from sm_80 on, and precision="high" on all of them. Per (sequence,
-// value head) and chunk of 64 tokens, with T, P and the decays of chunk_sm90/kernel.cuh:
-//     X = V - diag(e^sum) K S;   U = T diag(beta) X;   O = scale (diag(e^sum) Q S + P U)
-//     S <- e^(sum_64) S + K^T diag(e^(sum_64 - sum)) U
+// value head) and chunk of 64 tokens, with T, P, T'', M and the decays of chunk_sm90/kernel.cuh:
+//     X = V - diag(e^sum) K S;   O = scale (diag(e^sum) Q S + M X);   S <- e^(sum_64) S + K^T (T'' X)
+// and at high precision, where products of matrices of tokens would cost more than they save:
+//     U = T diag(beta) X;        O = scale (diag(e^sum) Q S + P U);   S <- e^(sum_64) S + K^T diag(e^(sum_64 - sum)) U
 // Grid    x: sequence (slowest, in the call's order), value head, tile of 64 columns of V (fastest).
 // Block   four warps share the chunk in shared memory. A warp keeps S^T [16 v, K] in fp32 sums from the first to the last
 //         chunk; everything is transposed, so that a product's sums, rounded, are the next one's left operand.
 // Reads   Keys, Solved or HighSolved, v [T, 64]; S [K, 64] once.   Writes   o [T, 64], S once; checkpoints of S.
-// Barrier two a chunk. First: k, T, V and the factors are here, and nobody reads q, P and the other k any more. Second: q and P
-//         are here, and nobody reads T and V any more.
+// Barrier two a chunk. First: k, T'', V and the factors are here, and nobody reads q, M and the other k any more. Second: q
+//         and M are here, and nobody reads T'' and V any more. (Or T and P.)
 // Numbers As chunk_sm90 (range.cuh); at high precision operands are split in two, and rows of X and U that unnormalised keys
 //         make too large for fp16 are scaled too. A chunk depends on its tokens and on S at its start only.
 // Needs   K 64 or 128, V a multiple of 16; strides and dtypes as chunk_sm90/takes.h says.
 #pragma once
+
+#include <type_traits>
 
 #include "../chunk_sm90/factors.cuh"
 #include "../ptx/arch.cuh"
@@ -69,90 +72,112 @@ __device__ __forceinline__ void fit_rows(float (&x)[32], int (&shift)[2]) {
   for (int i = 0; i < 32; ++i) x[i] *= factor[i / 2 % 2];
 }
 
-// A chunk's U^T in `u`, from S^T as an operand.
-template <class io_t, int kKeyDim, class Solved>
-__device__ __forceinline__ void solve_chunk(const State<kKeyDim>& state, const uint32_t (&v)[4][4], int chunk, int lane,
-                                            const LaneRows& rows, const SharedMemory<kKeyDim, Solved>& smem, float (&u)[32]) {
-  const auto& gates = smem.gates[chunk % 2];
-  const float factor[2] = {power_of_two(-state.exponent[0]), power_of_two(-state.exponent[1])};
-  read_state<kKeyDim, kParts<Solved>>(state, ptx::shared_address(smem.k[chunk % 2]), rows, u);   // S^T k^T
+// x times the factors of its tokens.
+__device__ __forceinline__ void scale_tokens(const float* smem_factors, int lane, float (&x)[32]) {
   float2 token[8];
-  chunk_sm90::read_factors(read_k_of(gates), lane, token);
+  chunk_sm90::read_factors(smem_factors, lane, token);
 #pragma unroll
-  for (int i = 0; i < 16; ++i) {   // X^T, pairs of tokens
+  for (int i = 0; i < 32; ++i) x[i] *= i % 2 == 0 ? token[i / 4].x : token[i / 4].y;
+}
+
+// What the first half of a chunk leaves for the second: X^T and (T'' X)^T as operands, or U^T.
+struct Written {
+  Operand<1> x, end;
+};
+struct HighWritten {
+  float u[32];
+};
+template <class Solved>
+using WrittenOf = std::conditional_t<kParts<Solved> == 2, HighWritten, Written>;
+
+// A chunk's X^T, from S^T.
+template <class io_t, int kKeyDim, class Solved>
+__device__ __forceinline__ void subtract_prediction(const State<kKeyDim>& state, const uint32_t (&v)[4][4], int chunk, int lane,
+                                                    const LaneRows& rows, const SharedMemory<kKeyDim, Solved>& smem,
+                                                    float (&x)[32]) {
+  const float factor[2] = {power_of_two(-state.exponent[0]), power_of_two(-state.exponent[1])};
+  read_state<kKeyDim, kParts<Solved>>(state, ptx::shared_address(smem.k[chunk % 2]), rows, x);   // S^T k^T
+  float2 token[8];
+  chunk_sm90::read_factors(read_k_of(smem.gates[chunk % 2]), lane, token);
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {   // pairs of tokens
     float low, high;
     widen_pair<io_t>(v[i / 4][i % 4], low, high);
-    u[2 * i] = fmaf(-token[i / 2].x, u[2 * i], low * factor[i % 2]);
-    u[2 * i + 1] = fmaf(-token[i / 2].y, u[2 * i + 1], high * factor[i % 2]);
-  }
-  int shift[2] = {};
-  if constexpr (kParts<Solved> == 2) fit_rows(u, shift);
-  Operand<kParts<Solved>> x;
-  round_tokens(u, x);
-#pragma unroll
-  for (int i = 0; i < 32; ++i) u[i] = 0.0f;
-  multiply_lower(x, ptx::shared_address(&smem.t), rows, u);
-  if constexpr (kParts<Solved> == 2) {
-    chunk_sm90::read_factors(gates.solve, lane, token);
-    const float back[2] = {power_of_two(shift[0]), power_of_two(shift[1])};
-#pragma unroll
-    for (int i = 0; i < 32; ++i) u[i] *= (i % 2 == 0 ? token[i / 4].x : token[i / 4].y) * back[i / 2 % 2];
+    x[2 * i] = fmaf(-token[i / 2].x, x[2 * i], low * factor[i % 2]);
+    x[2 * i + 1] = fmaf(-token[i / 2].y, x[2 * i + 1], high * factor[i % 2]);
   }
 }
 
-// S at the chunk's end, from U^T times 2^-of_u.
-template <int kKeyDim, class Solved>
-__device__ __forceinline__ void write_chunk(const float (&u)[32], const int (&of_u)[2], int chunk, int lane,
-                                            const LaneRows& rows,
-                                            const SharedMemory<kKeyDim, Solved>& smem, State<kKeyDim>& state) {
-  const auto& gates = smem.gates[chunk % 2];
-  float2 token[8];
-  chunk_sm90::read_factors(write_of(gates), lane, token);
-  float x[32];
-#pragma unroll
-  for (int i = 0; i < 32; ++i) x[i] = u[i] * (i % 2 == 0 ? token[i / 4].x : token[i / 4].y);
-  float scale[2] = {1.0f, 1.0f};
-  if constexpr (kParts<Solved> == 2) {
-    int shift[2];
-    const float back[2] = {power_of_two(of_u[0]), power_of_two(of_u[1])};
-#pragma unroll
-    for (int i = 0; i < 32; ++i) x[i] *= back[i / 2 % 2];
-    fit_rows(x, shift);
-    scale[0] = power_of_two(shift[0]);
-    scale[1] = power_of_two(shift[1]);
-  }
-  Operand<kParts<Solved>> operand;
+// From X^T on.
+template <class Smem>
+__device__ __forceinline__ void solve_chunk(float (&x)[32], int, int, const LaneRows& rows, const Smem& smem,
+                                            Written& written) {
+  round_tokens(x, written.x);
+  float sums[32] = {};
+  multiply_lower(written.x, ptx::shared_address(&smem.t), rows, sums);
+  round_tokens(sums, written.end);
+}
+template <class Smem>
+__device__ __forceinline__ void solve_chunk(float (&x)[32], int chunk, int lane, const LaneRows& rows, const Smem& smem,
+                                            HighWritten& written) {
+  int shift[2];
+  fit_rows(x, shift);
+  Operand<2> operand;
   round_tokens(x, operand);
-  write_state(operand, ptx::shared_address(smem.k[chunk % 2]), chunk_decay_of(gates), scale, rows, state);
+#pragma unroll
+  for (int i = 0; i < 32; ++i) written.u[i] = 0.0f;
+  multiply_lower(operand, ptx::shared_address(&smem.t), rows, written.u);
+  scale_tokens(smem.gates[chunk % 2].solve, lane, written.u);
+  const float back[2] = {power_of_two(shift[0]), power_of_two(shift[1])};
+#pragma unroll
+  for (int i = 0; i < 32; ++i) written.u[i] *= back[i / 2 % 2];
 }
 
-// o = diag(e^sum) Q S + P U, from Q S; times 2^-shift, and so is U^T then.
+// S at the chunk's end.
 template <int kKeyDim, class Solved>
-__device__ __forceinline__ void mix_chunk(float (&u)[32], int chunk, int lane, const LaneRows& rows,
-                                          const SharedMemory<kKeyDim, Solved>& smem, float (&o)[32], int (&shift)[2]) {
-  const auto& gates = smem.gates[chunk % 2];
-  float factor[2] = {1.0f, 1.0f};
-  shift[0] = shift[1] = 0;
-  if constexpr (kParts<Solved> == 2) {
-    fit_rows(u, shift);
-    factor[0] = power_of_two(-shift[0]);
-    factor[1] = power_of_two(-shift[1]);
-  }
-  float2 token[8];
-  chunk_sm90::read_factors(read_q_of(gates), lane, token);
+__device__ __forceinline__ void write_chunk(const Written& written, const int (&)[2], int chunk, int, const LaneRows& rows,
+                                            const SharedMemory<kKeyDim, Solved>& smem, State<kKeyDim>& state) {
+  const float scale[2] = {1.0f, 1.0f};
+  write_state(written.end, ptx::shared_address(smem.k[chunk % 2]), chunk_decay_of(smem.gates[chunk % 2]), scale, rows, state);
+}
+// From U^T times 2^-of_u.
+template <int kKeyDim, class Solved>
+__device__ __forceinline__ void write_chunk(HighWritten& written, const int (&of_u)[2], int chunk, int lane,
+                                            const LaneRows& rows, const SharedMemory<kKeyDim, Solved>& smem,
+                                            State<kKeyDim>& state) {
+  float (&u)[32] = written.u;
+  scale_tokens(smem.gates[chunk % 2].write, lane, u);
+  const float back[2] = {power_of_two(of_u[0]), power_of_two(of_u[1])};
 #pragma unroll
-  for (int i = 0; i < 32; ++i) {
-    o[i] *= i % 2 == 0 ? token[i / 4].x : token[i / 4].y;
-    if constexpr (kParts<Solved> == 2) o[i] *= factor[i / 2 % 2];
-  }
-  Operand<kParts<Solved>> operand;
+  for (int i = 0; i < 32; ++i) u[i] *= back[i / 2 % 2];
+  int shift[2];
+  fit_rows(u, shift);
+  const float scale[2] = {power_of_two(shift[0]), power_of_two(shift[1])};
+  Operand<2> operand;
   round_tokens(u, operand);
-  multiply_lower(operand, ptx::shared_address(&smem.p), rows, o);
-  if constexpr (kParts<Solved> == 2) {
-    chunk_sm90::read_factors(gates.mix, lane, token);
+  write_state(operand, ptx::shared_address(smem.k[chunk % 2]), chunk_decay_of(smem.gates[chunk % 2]), scale, rows, state);
+}
+
+// o from Q S; times 2^-shift, and so is U^T then.
+template <class Smem>
+__device__ __forceinline__ void mix_chunk(Written& written, int chunk, int lane, const LaneRows& rows, const Smem& smem,
+                                          float (&o)[32], int (&shift)[2]) {
+  shift[0] = shift[1] = 0;
+  scale_tokens(read_q_of(smem.gates[chunk % 2]), lane, o);
+  multiply_lower(written.x, ptx::shared_address(&smem.mix), rows, o);
+}
+template <class Smem>
+__device__ __forceinline__ void mix_chunk(HighWritten& written, int chunk, int lane, const LaneRows& rows, const Smem& smem,
+                                          float (&o)[32], int (&shift)[2]) {
+  fit_rows(written.u, shift);
+  const float factor[2] = {power_of_two(-shift[0]), power_of_two(-shift[1])};
+  scale_tokens(read_q_of(smem.gates[chunk % 2]), lane, o);
 #pragma unroll
-    for (int i = 0; i < 32; ++i) o[i] *= i % 2 == 0 ? token[i / 4].x : token[i / 4].y;
-  }
+  for (int i = 0; i < 32; ++i) o[i] *= factor[i / 2 % 2];
+  Operand<2> operand;
+  round_tokens(written.u, operand);
+  multiply_lower(operand, ptx::shared_address(&smem.mix), rows, o);
+  scale_tokens(smem.gates[chunk % 2].mix, lane, o);
 }
 
 // o^T [16 v, 64 t] times the rows' factors -> tokens [0, count) at gmem, the warp's first column.
@@ -193,9 +218,9 @@ __device__ __forceinline__ void run_chunks(const RuleParams& p, const Source<kKe
     const bool is_last = chunk + 1 == num_chunks;
     const int lane = ptx::opaque(first_lane);   // addresses are made anew in each turn: kept over the loop they spill
     const LaneRows rows(lane);
-    float u[32];
+    WrittenOf<Solved> written;
     ptx::cp_async_wait_group<0>();
-    __syncthreads();   // k, T, V, factors of this chunk are here; q, P and k of the chunk before are read
+    __syncthreads();   // k, T'', V, factors of this chunk are here; q, M and k of the chunk before are read
     source.copy_late(chunk, smem);
     ptx::cp_async_commit_group();
     if (!is_last) source.copy_k(chunk + 1, smem);
@@ -206,10 +231,12 @@ __device__ __forceinline__ void run_chunks(const RuleParams& p, const Source<kKe
       read_values(smem.v[warp], lane, v);
       value_exponents<io_t>(v, of_v);
       make_operand(of_v, chunk == 0, state);
-      solve_chunk<io_t>(state, v, chunk, lane, rows, smem, u);
+      float x[32];
+      subtract_prediction<io_t>(state, v, chunk, lane, rows, smem, x);
+      solve_chunk(x, chunk, lane, rows, smem, written);
     }
     ptx::cp_async_wait_group<1>();
-    __syncthreads();   // q and P are here; T is read
+    __syncthreads();   // q and M are here; T'' is read
     if (!is_last) source.copy_early(chunk + 1, warp, lane, smem);
     ptx::cp_async_commit_group();
     if (!source.has_columns) continue;
@@ -218,14 +245,14 @@ __device__ __forceinline__ void run_chunks(const RuleParams& p, const Source<kKe
     float factor[2] = {p.scale * power_of_two(state.exponent[0]), p.scale * power_of_two(state.exponent[1])};
     forget_operand(state);
     read_state<kKeyDim, kParts<Solved>>(state, ptx::shared_address(smem.q), rows, o);
-    mix_chunk(u, chunk, lane, rows, smem, o, shift);
+    mix_chunk(written, chunk, lane, rows, smem, o, shift);
     if constexpr (kParts<Solved> == 2) {
       factor[0] *= power_of_two(shift[0]);
       factor[1] *= power_of_two(shift[1]);
     }
     const int first = chunk * kChunk, done = first + kChunk;
     write_output(o, factor, gmem_out + first * p.out.stride[1], p.out.stride[1], source.length - first, lane);
-    write_chunk(u, shift, chunk, lane, rows, smem, state);
+    write_chunk(written, shift, chunk, lane, rows, smem, state);
     if (p.checkpoints.given() && done <= source.length && done % p.checkpoint_every == 0) {
       const int64_t row = p.checkpoint_row(smem.work.n, done);
       if (row >= 0) {

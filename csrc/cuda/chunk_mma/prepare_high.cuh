@@ -10,6 +10,7 @@
 
 #include "../chunk_sm90/prepare.cuh"
 #include "../tile/pack.cuh"
+#include "../tile/solve.cuh"
 #include "prepared.h"
 #include "products.cuh"
 
@@ -17,18 +18,18 @@ namespace gdn::cuda::chunk_mma {
 
 using chunk_sm90::ChunkOfRow;
 using chunk_sm90::GateBits;
-using chunk_sm90::kHeadsAtOnce;
 using chunk_sm90::kPrepareThreads;
 using chunk_sm90::power_of_two;
 
-constexpr int kHighBlocks = 3;          // of a multiprocessor, as many as run side by side
-constexpr int kPitch = kChunk + 4;      // floats from row to row of an fp32 tile
+constexpr int kHighBlocks = 3;      // of a multiprocessor, as many as run side by side
+constexpr int kHeadsAtOnce = 4;     // value heads whose gates are in shared memory, a warp's each
+constexpr int kPitch = kChunk + 4;  // floats from row to row of an fp32 tile
 // The largest element of a row of k or q is in [2^-2, 2^-1): the row is about a unit vector, so that u with what k lacks stays
 // in fp16's normal range, and what 16 bits lose below 2^-14 is 2^-23 of the largest.
 constexpr int kKeyExponent = -2;
-constexpr int kSolvedExponent = 6;      // of a row of T or P, in [2^6, 2^7)
-constexpr int kLowestSolved = -100;     // rows that are smaller stay small
-constexpr int kLowestOfQuery = -60;     // so do rows of P, against q: what q S is scaled to meet them by stays in fp32
+constexpr int kSolvedExponent = 6;   // of a row of T or P, in [2^6, 2^7)
+constexpr int kLowestSolved = -100;  // rows that are smaller stay small
+constexpr int kLowestOfQuery = -60;  // so do rows of P, against q: what q S is scaled to meet them by stays in fp32
 
 // Of a value head's tokens; the running sums of log2 decay are sum + rest.
 struct WideGates {
@@ -119,6 +120,32 @@ __device__ __forceinline__ float decay_between(const WideGates& gates, int i, in
 struct Products {
   float kk[32], qk[32];
 };
+
+// K K^T and Q K^T of a warp's 16 rows with all columns up to them; blocks of 16 columns right of the diagonal are left out.
+template <int kKeyDim>
+__device__ __forceinline__ void multiply(const Keys<kKeyDim>& keys, int row_block, int lane, float (&kk)[32], float (&qk)[32]) {
+#pragma unroll
+  for (int i = 0; i < 32; ++i) kk[i] = qk[i] = 0.0f;
+#pragma unroll 1
+  for (int s = 0; s < kKeyDim / 16; ++s) {
+    const uint32_t panel = s / 4 * (kChunk * kPanelRowBytes);
+    const uint32_t k = ptx::shared_address(keys.k) + panel, q = ptx::shared_address(keys.q) + panel;
+    uint32_t k_rows[4], q_rows[4];
+    ptx::ldmatrix_x4(block_address(k, row_block, s % 4, lane), k_rows);
+    ptx::ldmatrix_x4(block_address(q, row_block, s % 4, lane), q_rows);
+#pragma unroll
+    for (int block = 0; block < 4; ++block) {
+      if (block > row_block) continue;
+      uint32_t b[4];
+      ptx::ldmatrix_x4(block_address(k, block, s % 4, lane), b);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        ptx::mma_m16n8k16(*reinterpret_cast<float(*)[4]>(kk + 8 * block + 4 * half), k_rows, b[half], b[2 + half]);
+        ptx::mma_m16n8k16(*reinterpret_cast<float(*)[4]>(qk + 8 * block + 4 * half), q_rows, b[half], b[2 + half]);
+      }
+    }
+  }
+}
 
 // The products -> P, and A: its diagonal block into scratch, those left of it into its tile.
 template <int kKeyDim>
@@ -268,7 +295,7 @@ __device__ __forceinline__ void prepare_chunk(const RuleParams& p, int64_t chunk
   scale_keys<io_t>(p.use_qk_l2norm, chunk.count, threadIdx.x, smem, chunk_sm90::keys_of<kKeyDim>(p, chunk_row, key_head));
   __syncthreads();
   Products products;
-  chunk_sm90::multiply(smem.keys, row_block, threadIdx.x % 32, products.kk, products.qk);
+  multiply(smem.keys, row_block, threadIdx.x % 32, products.kk, products.qk);
 #pragma unroll 1
   for (int head = 0; head < heads; ++head) {
     const int thread = ptx::opaque(static_cast<int>(threadIdx.x)), lane = thread % 32;   // addresses are made anew for each
@@ -276,7 +303,7 @@ __device__ __forceinline__ void prepare_chunk(const RuleParams& p, int64_t chunk
     if (head % kHeadsAtOnce == 0) {   // a warp makes the gates of head + warp
       if (head + warp < heads) {
         GateBits bits = {};
-        chunk_sm90::load_gates(p, chunk.batch, chunk.first, chunk.count, key_head * heads + head + warp, lane, bits);
+        chunk_sm90::load_gates(p, chunk, key_head * heads + head + warp, lane, bits);
         sum_gates(p, bits, chunk.count, lane, smem.gates[warp]);
       }
       __syncthreads();

@@ -2,8 +2,8 @@
 // What the preparation leaves in the workspace, at either precision; the shared memory of the kernel that carries the state.
 //     [chunk rows][Hk] Keys, then [chunk rows][Hv] Solved; chunk rows as in chunk_sm90/prepared.h
 // Normal precision is chunk_sm90's own format, Keys and Solved. High precision keeps k and q times powers of two, so that fp16
-// holds them exactly, and T and P as sums of two fp16 tiles, each row times a power of two; what is missing in these is in
-// the fp32 factors of the tokens.
+// holds them exactly, and T and P themselves, not T'' and M, as sums of two fp16 tiles, each row times a power of two; what is
+// missing in these is in the fp32 factors of the tokens.
 #pragma once
 
 #include "../chunk_sm90/prepared.h"
@@ -39,26 +39,27 @@ struct alignas(16) HighSolved {
   HighGates gates;
 };
 
-// fp16 tiles that T and P are sums of.
+// fp16 tiles that a matrix of tokens is the sum of.
 template <class Solved>
 constexpr int kParts = static_cast<int>(sizeof(Solved::t) / sizeof(fp16_t)) / (kChunk * kChunk);
 
 GDN_INLINE const float* read_k_of(const Gates& gates) { return gates.decay; }
 GDN_INLINE const float* read_q_of(const Gates& gates) { return gates.decay; }
-GDN_INLINE const float* write_of(const Gates& gates) { return gates.to_end; }
 GDN_INLINE float chunk_decay_of(const Gates& gates) { return gates.decay[kChunk - 1]; }
 GDN_INLINE const float* read_k_of(const HighGates& gates) { return gates.read_k; }
 GDN_INLINE const float* read_q_of(const HighGates& gates) { return gates.read_q; }
-GDN_INLINE const float* write_of(const HighGates& gates) { return gates.write; }
 GDN_INLINE float chunk_decay_of(const HighGates& gates) { return gates.decay[0]; }
+
+// The matrix that goes into o: M of X, or P of U.
+GDN_INLINE const void* mix_of(const Solved& solved) { return solved.m; }
+GDN_INLINE const void* mix_of(const HighSolved& solved) { return solved.p; }
 
 // K = 128: 73 KB, at high precision 91 KB: 99 are what a block can have on compute capabilities 8.6, 8.9 and 12.0.
 template <int kKeyDim, class Solved>
 struct alignas(1024) SharedMemory {
   fp16_t k[2][kChunk * kKeyDim];   // of chunk c in k[c % 2]
   fp16_t q[kChunk * kKeyDim];
-  decltype(Solved::t) t;
-  decltype(Solved::p) p;
+  decltype(Solved::t) t, mix;
   decltype(Solved::gates) gates[2];
   uint16_t v[kWarps][kChunk * 16];   // [64 t][16 v] in the io dtype, of each warp
   Work work;                         // here, so that nobody keeps it in registers over the chunks

@@ -6,12 +6,13 @@
 
 namespace gdn::cuda::chunk_sm90 {
 
-constexpr int kStages = 3;          // chunks in shared memory
 constexpr int kGroupThreads = 128;  // a warpgroup
-constexpr int kThreads = 3 * kGroupThreads;   // state, output, transfer
+constexpr int kStages = 3;          // chunks in shared memory
+constexpr int kMostTiles = 2;       // that a block carries
+constexpr int kThreads = (kMostTiles + 1) * kGroupThreads;   // a tile group each, transfer
 // Registers a thread; the block starts with 168 each.
-constexpr int kStateRegisters = 240, kOutputRegisters = 160, kTransferRegisters = 96;
-static_assert(kStateRegisters + kOutputRegisters + kTransferRegisters <= 3 * 168, "registers of the block");
+constexpr int kTileRegisters = 224, kTransferRegisters = 56;
+static_assert(kMostTiles * kTileRegisters + kTransferRegisters <= 3 * 168, "registers of the block");
 
 // A chunk as prepare left it in the workspace.
 template <int kKeyDim>
@@ -20,19 +21,20 @@ struct alignas(1024) Stage {
   Solved solved;
 };
 
-// Tiles [64 rows][64 columns] are panels as in tile/swizzle.cuh.
+// Of a tile of 64 columns of V. Tiles [64 rows][64 columns] are panels as in tile/swizzle.cuh.
+struct alignas(1024) Tile {
+  uint16_t v[2][kChunk * kValueTile];   // V of chunk c in v[c % 2], [64 t][64 v] in the io dtype; 2 x 8 KB
+  uint16_t o[2][kChunk * kValueTile];   // 16-bit o of chunk c in o[c % 2], [64 t][64 v]; 2 x 8 KB
+  // Between the groups, an arrival from each thread; one phase in two chunks: v is read; o written, read.
+  uint64_t v_free[2], o_ready[2], o_free[2];
+};
+
 template <int kKeyDim>
 struct alignas(1024) SharedMemory {
-  Stage<kKeyDim> stage[kStages];          // 3 x 49 KB; chunk c in stage c % 3
-  fp16_t s[kValueTile * kKeyDim];         // S^T at the chunk's start, [64 v][kKeyDim], for the output group; 16 KB
-  fp16_t u[kValueTile * kChunk];          // U^T [64 v][64 t], the same; 8 KB
-  uint16_t v[2][kChunk * kValueTile];     // V of chunk c in v[c % 2], [64 t][64 v] in the io dtype; 2 x 8 KB
-  uint16_t o[kChunk * kValueTile];        // 16-bit o, [64 t][64 v], from the output group to the transfer group; 8 KB
-  float out_factor[kValueTile];           // scale 2^exponent of each row of s
-  uint64_t full[kStages];                 // the stage is copied; one arrival and its bytes. All who read wait
-  uint64_t v_ready[2];                    // V is copied, an arrival of each thread that did; one phase in two chunks
-  // Between groups, an arrival from each thread, one phase a chunk (v: one in two): written; read.
-  uint64_t v_free[2], s_ready, s_free, o_ready, o_free;   // s: and u, out_factor
+  Stage<kKeyDim> stage[kStages];   // 49 KB each; chunk c in stage c % 3
+  Tile tile[kMostTiles];               // 33 KB each
+  uint64_t full[kStages];          // the stage and V of its chunk are there: one arrival and its bytes, one from each copier of V
+  uint64_t empty[kStages];         // read; an arrival from each thread of the tile groups
 };
 
 static_assert(sizeof(SharedMemory<128>) <= 227 * 1024, "shared memory of a block");
@@ -50,10 +52,7 @@ struct Work {
   int64_t key_head, head, column;
 };
 
-// Places of the phase clock, in the order a group passes them.
-enum class Phase {
-  kStart, kRead, kX, kNext, kU, kUpdate, kHanded, kUpdated,   // state group; transfer group: up to kNext
-  kReady, kOut, kStored,                                      // output group, behind kStart
-};
+// Places of the phase clock in a tile group, in the order it passes them.
+enum class Phase { kStart, kRead, kX, kU, kUpdate, kHanded, kUpdated };
 
 }  // namespace gdn::cuda::chunk_sm90

@@ -3,15 +3,17 @@
 // Gated delta rule, chunk by chunk on the tensor cores of Hopper. Per (sequence, value head) and chunk of 64 tokens, with
 // sum_t the running sum of the log decay in the chunk and k, q divided by their length where asked:
 //     A_ij = beta_i e^(sum_i - sum_j) (k_i . k_j), j < i;   T = (I + A)^-1;   P_ij = e^(sum_i - sum_j) (q_i . k_j), j <= i
-//     X = V - diag(e^sum) K S;   U = T diag(beta) X;   O = scale (diag(e^sum) Q S + P U)
-//     S <- e^(sum_64) S + K^T diag(e^(sum_64 - sum)) U
-// T, P, normalised k and q and the decays come from the workspace, where prepare (prepare.cuh) left them.
-// Grid    x: sequence (slowest, in ragged input the longest first), value head, tile of 64 columns of V (fastest); ragged
-//         input adds a sequence that writes zeros outside all others. After the passes of segments.cuh: segments of sequences.
-// Block   three warpgroups. Group 0 (state.cuh) keeps S^T [64 v, K] in fp32 accumulators from the first to the last chunk and
-//         runs the chain S -> X -> U -> S. Group 1 (output.cuh) makes o. Group 2 (transfer.cuh) brings chunks and V in, o out.
+//     X = V - diag(e^sum) K S;   M = P T diag(beta);   O = scale (diag(e^sum) Q S + M X)
+//     T'' = diag(e^(sum_64 - sum)) T diag(beta);       S <- e^(sum_64) S + K^T (T'' X)
+// T'', M, normalised k and q and the decays come from the workspace, where prepare (prepare.cuh) left them.
+// Grid    x: tiles of 64 columns of V: sequence (slowest, in ragged input the longest first), value head, columns (fastest);
+//         the first `pairs` blocks carry two tiles of a head each, the others one. Ragged input adds a sequence that writes
+//         zeros outside all others. After the passes of segments.cuh: segments of sequences.
+// Block   three warpgroups. Groups 0 and 1 (state.cuh) carry a tile each: S^T [64 v, K] stays in fp32 accumulators from the
+//         first to the last chunk. In a block of one tile group 1 ends at once. Group 2 (transfer.cuh) brings chunks and V in,
+//         o out.
 // Reads   Keys, Solved, v [T, 64]; S [K, 64] once.   Writes   o [T, 64], S once.
-// Numbers Operands are fp16 (keys and queries after normalisation, rows of S, X, U scaled by powers of two), sums fp32, the
+// Numbers Operands are fp16 (keys and queries after normalisation, rows of S, X, T'' X scaled by powers of two), sums fp32, the
 //         inverse of the 16 x 16 diagonal blocks fp32. What a chunk computes depends on its tokens and on S at its start
 //         only: any batch, and any split at a multiple of 64, gives the same bits.
 // Needs   sm_90a; T < 2^31 - 64; q, k, v bf16 or fp16, unit stride in the head dim, rows at multiples of 16 bytes; K 64 or
@@ -43,116 +45,139 @@ struct NoObserver {
   __device__ __forceinline__ void phase(Phase) const {}
 };
 
+// What to do with tile `tile` of the grid's order: sequence (slowest), value head, columns of V (fastest).
 template <int kKeyDim>
-__device__ __forceinline__ Work work_of_block(const RuleParams& p) {
+__device__ __forceinline__ Work work_of_tile(const RuleParams& p, uint32_t tile) {
   const uint32_t tiles = static_cast<uint32_t>(p.dims.V) / kValueTile, heads = static_cast<uint32_t>(p.dims.Hv);
-  const uint32_t rest = blockIdx.x / tiles, index = rest / heads, head = rest - index * heads;
+  const uint32_t rest = tile / tiles, index = rest / heads, head = rest - index * heads;
   const Segment segment =
       is_scanned(p) ? find_segment(p, index) : Segment{find_row<kKeyDim>(p, index), 0, 1, index};
-  return {segment, key_head(head, p.dims.Hk, p.dims.Hv), head, static_cast<int64_t>(blockIdx.x - rest * tiles) * kValueTile};
+  return {segment, key_head(head, p.dims.Hk, p.dims.Hv), head, static_cast<int64_t>(tile - rest * tiles) * kValueTile};
 }
 
-// Zeros for the block's tokens where no sequence is; whether that is so.
+// Zeros for a tile's tokens where no sequence is; whether that is so.
 __device__ __forceinline__ bool is_padding(const RuleParams& p, const Work& work) {
   return write_padding(p, work.segment.n, work.head, work.column, [&] { return segment_span(p, work.segment); });
 }
 
-// Group 0: S in, all chunks, S out.
-template <class io_t, int kKeyDim, class Observer>
-__device__ __forceinline__ void carry_state(const RuleParams& p, const Work& work, const Span& span, int64_t slot,
-                                            SharedMemory<kKeyDim>& smem, const Observer& observer) {
-  float* const panel = reinterpret_cast<float*>(smem.s);   // while no chunk is under way
+// A state group: S in, all chunks, S out. run(first, end, state) carries S through chunks first .. end - 1 and returns when
+// nobody uses the panel, as before the first of them.
+template <int kKeyDim, class Run>
+__device__ __forceinline__ void carry_state(const RuleParams& p, const Work& work, const Span& span, int64_t slot, int barrier,
+                                            float* panel, const Run& run) {
   State<kKeyDim> state = {};
   const Place from = start_of_segment<kKeyDim>(p, work.segment, work.head, slot);
-  if (from.is_given) move_state<true>(from.view, from.first(work.column), kStateBarrier, panel, state);
+  if (from.is_given) move_state<true>(from.view, from.first(work.column), barrier, panel, state);
   const int num_chunks = static_cast<int>((span.length + kChunk - 1) / kChunk);
   int chunk = 0;
   do {   // up to the next checkpoint, or to the end
     const int end = next_stop(p, work.segment, chunk, num_chunks);
-    if (end > chunk) {
-      run_state<io_t>(work, chunk, end, p.scale, smem, state, observer);
-      wait_phase(smem.s_free, end % 2 ^ 1);   // the output group has read the last chunk's S
-    }
+    if (end > chunk) run(chunk, end, state);
     chunk = end;
 #pragma unroll 1
     for (int i = 0; i < 2; ++i) {   // both from one copy of the code, which is long
       const Place to = i == 0 ? checkpoint_after(p, work.segment, work.head, chunk, span.length)
                               : end_of_segment(p, work.segment, work.head, chunk == num_chunks);
-      if (to.is_given) move_state<false>(to.view, to.first(work.column), kStateBarrier, panel, state);
+      if (to.is_given) move_state<false>(to.view, to.first(work.column), barrier, panel, state);
     }
   } while (chunk < num_chunks);
 }
 
-// Group 1: o.
-template <class out_t, int kKeyDim, class Observer>
-__device__ __forceinline__ void carry_output(const RuleParams& p, const Work& work, const Span& span,
-                                             SharedMemory<kKeyDim>& smem, const Observer& observer) {
+// What a thread moves of V or o.
+__device__ __forceinline__ Tokens tokens_of(const View& view, const Work& work, const Span& span) {
+  const int thread = threadIdx.x % kGroupThreads;
+  const int64_t column = work.column + 8 * (thread % kLanesOfToken);
+  return {static_cast<uint16_t*>(view.data) + view.offset(span.batch, span.first, work.head, column), view.stride[1], thread};
+}
+
+template <class out_t>
+__device__ __forceinline__ Writer<out_t> writer_of(const RuleParams& p, const Work& work, const Span& span) {
   const int lane = ptx::opaque(static_cast<int>(threadIdx.x % 32));
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x % kGroupThreads / 32, 0);
   const int64_t column = work.column + 16 * warp;
   out_t* const gmem = static_cast<out_t*>(p.out.data) + p.out.offset(span.batch, span.first, work.head, column);
-  run_output<out_t>(static_cast<int>(span.length), Writer<out_t>{gmem, p.out.stride[1], warp, lane}, smem, observer);
+  return {gmem, p.out.stride[1], warp, lane};
 }
 
-// Group 2: prepared chunks and V in, o out.
-template <class out_t, int kKeyDim, class Observer>
-__device__ __forceinline__ void carry_transfer(const RuleParams& p, const Work& work, const Span& span,
-                                               SharedMemory<kKeyDim>& smem, const Observer& observer) {
-  const int thread = threadIdx.x % kGroupThreads;
-  const int64_t column = work.column + 8 * (thread % kLanesOfToken);
-  const auto tokens = [&](const View& view) {
-    return Tokens{static_cast<uint16_t*>(view.data) + view.offset(span.batch, span.first, work.head, column), view.stride[1],
-                  thread};
-  };
+// The transfer group.
+template <class out_t, int kKeyDim>
+__device__ __forceinline__ void carry_transfer(const RuleParams& p, const Work& work, const Span& span, int tiles,
+                                               SharedMemory<kKeyDim>& smem) {
   const int64_t chunk_row = first_chunk_row(p, work.segment.n, span.first);
   Copier<kKeyDim> copier = {keys_of<kKeyDim>(p, chunk_row, work.key_head),
                             solved_of<kKeyDim>(p, chunk_row, work.head), p.dims.Hk, p.dims.Hv};
   ptx::griddepcontrol_wait();   // for the preparation
-  if (span.length > 0) run_transfer<out_t>(static_cast<int>(span.length), tokens(p.v), tokens(p.out), copier, smem, observer);
+  run_transfer<out_t>(static_cast<int>(span.length), tiles, tokens_of(p.v, work, span), tokens_of(p.out, work, span), copier, smem);
 }
 
 template <int kKeyDim>
-__device__ __forceinline__ void init_barriers(SharedMemory<kKeyDim>& smem) {
+__device__ __forceinline__ void init_barriers(int tiles, SharedMemory<kKeyDim>& smem) {
   const auto init = [](uint64_t& barrier, int arrivals) { ptx::mbarrier_init(ptx::shared_address(&barrier), arrivals); };
 #pragma unroll
-  for (int i = 0; i < kStages; ++i) init(smem.full[i], 1);
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    init(smem.v_ready[i], kGroupThreads);
-    init(smem.v_free[i], kGroupThreads);
+  for (int i = 0; i < kStages; ++i) {
+    init(smem.full[i], 1 + kGroupThreads);
+    init(smem.empty[i], tiles * kGroupThreads);
   }
-  for (uint64_t* barrier : {&smem.s_ready, &smem.s_free, &smem.o_ready, &smem.o_free}) init(*barrier, kGroupThreads);
+#pragma unroll
+  for (Tile& tile : smem.tile) {
+    for (uint64_t* barriers : {tile.v_free, tile.o_ready, tile.o_free}) {
+      init(barriers[0], kGroupThreads);
+      init(barriers[1], kGroupThreads);
+    }
+  }
   ptx::fence_mbarrier_init();
 }
 
+// A block's life: the first `tiles` tiles of its memory from that of `work` on.
+template <class io_t, class out_t, int kKeyDim, class Observer>
+__device__ __forceinline__ void carry(const RuleParams& p, Work work, int tiles, SharedMemory<kKeyDim>& smem,
+                                      const Observer& observer) {
+  bool is_done = work.segment.n > p.dims.N || !takes_row(p, work.segment.n);
+  for (int i = 0; i < tiles && !is_done; ++i) {
+    Work of_tile = work;
+    of_tile.column += i * kValueTile;
+    is_done = is_padding(p, of_tile) && i + 1 == tiles;
+  }
+  if (is_done) {
+    ptx::griddepcontrol_wait();   // the grid does not end before the one that it overlaps
+    return;
+  }
+  const Span span = segment_span(p, work.segment);
+  const int length = static_cast<int>(span.length);
+  if (threadIdx.x == 0) init_barriers(tiles, smem);
+  __syncthreads();
+  const int group = __shfl_sync(0xffffffffu, threadIdx.x / kGroupThreads, 0);
+  if (group < kMostTiles) {
+    if (group < tiles) {
+      ptx::setmaxnreg_inc<kTileRegisters>();
+      Tile& tile = smem.tile[group];
+      work.column += group * kValueTile;
+      const Writer<out_t> writer = writer_of<out_t>(p, work, span);
+      const auto run = [&](int first, int end, State<kKeyDim>& state) {
+        run_tile<io_t>(work, first, end, length, p.scale, writer, smem, tile, state, observer);
+        for (int chunk = max(end - 2, 0); chunk < end; ++chunk) wait_phase(tile.o_free[chunk % 2], chunk / 2 % 2);
+      };
+      float* const panel = reinterpret_cast<float*>(tile.o);   // while no chunk is under way
+      carry_state<kKeyDim>(p, work, span, slot_to_read(p, work.segment.n), kStateBarrier + group, panel, run);
+    }
+  } else {
+    ptx::setmaxnreg_dec<kTransferRegisters>();
+    carry_transfer<out_t>(p, work, span, tiles, smem);
+  }
+}
+
+// The first `pairs` blocks carry two tiles each, the others one.
 template <class io_t, class out_t, int kKeyDim, class Observer>
 __global__ void __launch_bounds__(kThreads, 1)
-    chunk_kernel(const __grid_constant__ RuleParams p, const __grid_constant__ Observer observer) {
+    chunk_kernel(const __grid_constant__ RuleParams p, const int32_t pairs, const __grid_constant__ Observer observer) {
   if constexpr (!ptx::kHasWgmma) {
     ptx::trap();   // the launcher does not choose this kernel for other targets
   } else {
     extern __shared__ __align__(1024) char smem_bytes[];
-    SharedMemory<kKeyDim>& smem = *reinterpret_cast<SharedMemory<kKeyDim>*>(smem_bytes);
-    const Work work = work_of_block<kKeyDim>(p);
-    if (work.segment.n > p.dims.N || !takes_row(p, work.segment.n) || is_padding(p, work)) {
-      ptx::griddepcontrol_wait();   // the grid does not end before the one that it overlaps
-      return;
-    }
-    const Span span = segment_span(p, work.segment);
-    const int64_t slot = slot_to_read(p, work.segment.n);
-    if (threadIdx.x == 0) init_barriers(smem);
-    __syncthreads();
-    const int group = __shfl_sync(0xffffffffu, threadIdx.x / kGroupThreads, 0);
-    if (group == 0) {
-      ptx::setmaxnreg_inc<kStateRegisters>();
-      carry_state<io_t>(p, work, span, slot, smem, observer);
-    } else if (group == 1) {
-      ptx::setmaxnreg_dec<kOutputRegisters>();
-      carry_output<out_t>(p, work, span, smem, observer);
-    } else {
-      ptx::setmaxnreg_dec<kTransferRegisters>();
-      carry_transfer<out_t>(p, work, span, smem, observer);
-    }
+    auto& smem = *reinterpret_cast<SharedMemory<kKeyDim>*>(smem_bytes);
+    const uint32_t both = static_cast<uint32_t>(pairs);
+    const int tiles = blockIdx.x < both ? 2 : 1;
+    carry<io_t, out_t>(p, work_of_tile<kKeyDim>(p, blockIdx.x + min(blockIdx.x, both)), tiles, smem, observer);
   }
 }
 

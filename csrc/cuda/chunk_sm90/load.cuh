@@ -19,6 +19,12 @@ constexpr int kPrepareThreads = 128;
 constexpr int kLanesPerRow = 4;
 constexpr int kRowsPerPass = kPrepareThreads / kLanesPerRow;
 
+// Which chunk a chunk row holds: tokens [first, first + count) of batch row `batch`; count 0: none.
+struct ChunkOfRow {
+  int64_t batch, first;
+  int count;
+};
+
 // Gates of tokens 2 lane and 2 lane + 1 as stored bits, so that nobody waits for the loads before they are used.
 struct GateBits {
   uint32_t g[2], beta[2];
@@ -43,27 +49,29 @@ struct Pieces {
 // Starts to copy the 16-bit rows of k or q, row 0 at `gmem`, to where the normalised ones will be, a thread its own pieces;
 // rows from `count` on are row count - 1 once more, for normalise_rows to make zeros of.
 template <int kKeyDim>
-__device__ __forceinline__ void copy_rows_in(const uint16_t* gmem, int64_t stride, int count, int thread, fp16_t* smem_tile) {
+__device__ __forceinline__ void copy_rows_in(const char* gmem, int64_t stride, int count, int thread, fp16_t* smem_tile) {
   const Pieces pieces(thread);
+  const uint32_t smem = ptx::shared_address(smem_tile);
 #pragma unroll
   for (int pass = 0; pass < kChunk / kRowsPerPass; ++pass) {
     const int row = min(pass * kRowsPerPass + thread / kLanesPerRow, count - 1);
-    const uint16_t* const even = gmem + row * stride + 8 * (thread % kLanesPerRow) + pieces.shift;
-    const uint16_t* const odd = even - 2 * pieces.shift;
+    // Opaque: each address of a row is one addition to these, not a sum of its own.
+    const char* const even = ptx::opaque(gmem + 2 * row * stride) + 2 * (8 * (thread % kLanesPerRow) + pieces.shift);
+    const char* const odd = ptx::opaque(even) - 4 * pieces.shift;
 #pragma unroll
     for (int i = 0; i < kKeyDim / 32; ++i) {
-      ptx::cp_async_16(ptx::shared_address(smem_tile) + pieces.offset(pass, i), (i % 2 == 0 ? even : odd) + 32 * i, 16);
+      ptx::cp_async_16(smem + pieces.offset(pass, i), (i % 2 == 0 ? even : odd) + 64 * i, 16);
     }
   }
 }
 
-// Gates of a value head for the chunk from token `first` of a batch row on, by one warp; those of missing tokens are the last
-// token's.
-__device__ __forceinline__ void load_gates(const RuleParams& p, int64_t batch, int64_t first, int count, int64_t head, int lane,
+// Gates of a value head for the chunk, by one warp; those of missing tokens are the last token's.
+__device__ __forceinline__ void load_gates(const RuleParams& p, const ChunkOfRow& chunk, int64_t head, int lane,
                                            GateBits& bits) {
+  const int64_t token[2] = {min(2 * lane, chunk.count - 1), min(2 * lane + 1, chunk.count - 1)};
   auto load = [&](const View& view, uint32_t (&x)[2]) {   // both loads behind one test of the dtype
-    const int64_t at[2] = {view.offset(batch, first + min(2 * lane, count - 1), head),
-                           view.offset(batch, first + min(2 * lane + 1, count - 1), head)};
+    const int64_t start = ptx::opaque(view.offset(chunk.batch, chunk.first, head));
+    const int64_t at[2] = {start + token[0] * view.stride[1], start + token[1] * view.stride[1]};
     if (view.dtype == DType::kFloat32) {
       x[0] = static_cast<const uint32_t*>(view.data)[at[0]];
       x[1] = static_cast<const uint32_t*>(view.data)[at[1]];
@@ -146,11 +154,8 @@ __device__ __forceinline__ void sum_gates(const RuleParams& p, const GateBits& b
 
 // What the carriers of the state need of the gates, from the running sums of tokens 2 lane and 2 lane + 1.
 __device__ __forceinline__ void write_gates(const float2& sum, int lane, Gates* gmem) {
-  const float last = __shfl_sync(0xffffffffu, sum.y, 31);
-  const int place = token_place(2 * lane);
-  *reinterpret_cast<float2*>(gmem->decay + place) = make_float2(ptx::ex2_approx_ftz(sum.x), ptx::ex2_approx_ftz(sum.y));
-  *reinterpret_cast<float2*>(gmem->to_end + place) =
-      make_float2(ptx::ex2_approx_ftz(last - sum.x), ptx::ex2_approx_ftz(last - sum.y));
+  *reinterpret_cast<float2*>(gmem->decay + token_place(2 * lane)) =
+      make_float2(ptx::ex2_approx_ftz(sum.x), ptx::ex2_approx_ftz(sum.y));
 }
 
 }  // namespace gdn::cuda::chunk_sm90

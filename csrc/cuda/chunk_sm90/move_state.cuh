@@ -4,6 +4,7 @@
 // accumulators with an address each, in three dtypes and two directions, are some thousands.
 #pragma once
 
+#include "../ptx/arch.cuh"
 #include "../ptx/bar.cuh"
 #include "config.h"
 #include "range.cuh"
@@ -103,7 +104,8 @@ __device__ __forceinline__ void move_sums(int row, int lane, const float (&facto
 // panel: 16 KB that nobody uses.
 template <bool kIsLoad, int kKeyDim>
 __device__ __forceinline__ void move_state(const View& view, int64_t first, int barrier, float* panel, State<kKeyDim>& state) {
-  const int thread = threadIdx.x % kGroupThreads, lane = thread % 32, row = thread / 32 * 16 + lane / 4;
+  const int thread = ptx::opaque(static_cast<int>(threadIdx.x % kGroupThreads));   // or 16 addresses live through all chunks
+  const int lane = thread % 32, row = thread / 32 * 16 + lane / 4;
   const float factor[2] = {power_of_two(state.exponent[0]), power_of_two(state.exponent[1])};
 #pragma unroll 1
   for (int index = 0; index < state.kPanels; ++index) {

@@ -1,44 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The output group.
-//     O = scale (decay_t (Q S) + P U)
-// transposed as the state is: Q S is S^T q^T. S^T at the chunk's start and U^T come from the state group together. Warp w owns
-// columns 16 w .. 16 w + 15 of o.
+// O^T of a chunk on its way out of the tile group's registers.
 #pragma once
 
 #include "exchange.cuh"
 
 namespace gdn::cuda::chunk_sm90 {
-
-// Issues sums = a tile^T over kKeyDim columns, both in shared memory, as one group.
-template <int kKeyDim>
-__device__ __forceinline__ void issue_query(const fp16_t* smem_a, const fp16_t* tile, float (&sums)[32]) {
-  const uint64_t a = k_major_descriptor(smem_a), b = k_major_descriptor(tile);
-  ptx::wgmma_m64n64k16<false>(sums, a, b);
-#pragma unroll
-  for (int s = 1; s < kKeyDim / 16; ++s) {
-    ptx::wgmma_m64n64k16<true>(sums, a + k_major_step(s), b + k_major_step(s));
-  }
-  ptx::wgmma_commit_group();
-}
-
-// Issues sums = a tile^T, both [64][64] in shared memory, as one group.
-__device__ __forceinline__ void issue_mix(const void* smem_a, const fp16_t* tile, float (&sums)[32]) {
-  const uint64_t a = k_major_descriptor(static_cast<const fp16_t*>(smem_a)), b = k_major_descriptor(tile);
-  ptx::wgmma_m64n64k16<false>(sums, a, b);
-#pragma unroll
-  for (int s = 1; s < 4; ++s) ptx::wgmma_m64n64k16<true>(sums, a + k_major_step(s), b + k_major_step(s));
-  ptx::wgmma_commit_group();
-}
-
-// O^T = factor_v (decay_t S^T q^T + U^T P^T), in the place of S^T q^T.
-__device__ __forceinline__ void mix(const float2 (&decay)[8], const float (&factor)[2], const float (&written)[32],
-                                    float (&o)[32]) {
-#pragma unroll
-  for (int i = 0; i < 16; ++i) {
-    o[2 * i] = factor[i % 2] * fmaf(decay[i / 2].x, o[2 * i], written[2 * i]);
-    o[2 * i + 1] = factor[i % 2] * fmaf(decay[i / 2].y, o[2 * i + 1], written[2 * i + 1]);
-  }
-}
 
 // O^T of a chunk on its way out: 16-bit o to the transfer group, fp32 o straight to where it belongs.
 template <class out_t>
@@ -66,43 +32,5 @@ struct Writer {
     }
   }
 };
-
-// The whole life of the output group.
-template <class out_t, int kKeyDim, class Observer>
-__device__ __forceinline__ void run_output(int length, const Writer<out_t>& writer, SharedMemory<kKeyDim>& smem,
-                                           const Observer& observer) {
-  const int lane = writer.lane, row = 16 * writer.warp + lane / 4;
-  const int num_chunks = (length + kChunk - 1) / kChunk;
-  Turn turn;
-#pragma unroll 1
-  for (int chunk = 0; chunk < num_chunks; ++chunk) {
-    const int parity = chunk % 2, first = chunk * kChunk;
-    const Stage<kKeyDim>& stage = smem.stage[turn.slot];
-    float o[32], written[32];
-    observer.start(chunk, 1);
-    observer.phase(Phase::kStart);
-    wait_phase(smem.full[turn.slot], turn.parity);
-    wait_phase(smem.s_ready, parity);
-    ptx::fence_proxy_async_shared();   // S^T and U^T were written by ordinary stores of the state group
-    observer.phase(Phase::kReady);
-    ptx::wgmma_fence();
-    issue_query<kKeyDim>(smem.s, stage.keys.q, o);
-    issue_mix(smem.u, stage.solved.p, written);
-    const float factor[2] = {smem.out_factor[row], smem.out_factor[row + 8]};
-    float2 decay[8];
-    read_factors(stage.solved.gates.decay, lane, decay);
-    ptx::wgmma_wait_group<0>();   // S^T q^T, U^T P^T
-    hold(o);
-    hold(written);
-    arrive(smem.s_free);
-    observer.phase(Phase::kOut);
-    mix(decay, factor, written, o);
-    wait_phase(smem.o_free, parity ^ 1);
-    writer.write(o, smem.o, first, min(length - first, kChunk));
-    arrive(smem.o_ready);   // and the stage is read
-    observer.phase(Phase::kStored);
-    turn = turn.next();
-  }
-}
 
 }  // namespace gdn::cuda::chunk_sm90

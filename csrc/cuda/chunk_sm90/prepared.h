@@ -24,8 +24,7 @@ struct alignas(16) Keys {
 
 // Per token of a chunk, at the token's place, fp32; missing tokens have log decay 0.
 struct Gates {
-  float decay[kChunk];     // from the chunk's start to the token; the last one is the whole chunk's
-  float to_end[kChunk];    // from the token to the chunk's end
+  float decay[kChunk];   // from the chunk's start to the token; the last one is the whole chunk's
 };
 
 // Where a token's factor lies: the tokens of a lane's columns of sums (tile/fragment.cuh), 8 b + 2 j and 8 b + 2 j + 1 of lane
@@ -34,10 +33,11 @@ GDN_INLINE constexpr int token_place(int token) {
   return token / 16 * 16 + token % 8 / 2 * 4 + token / 8 % 2 * 2 + token % 2;
 }
 
-// Of a value head. T and P are [64 out][64 in], fp16, swizzled, zeros right of the diagonal.
+// Of a value head, in the symbols of kernel.cuh: what takes X to the write and to o. Both are [64 out][64 in], fp16, swizzled,
+// zeros right of the diagonal.
 struct alignas(16) Solved {
-  fp16_t t[kChunk * kChunk];   // (I + A)^-1 diag(beta)
-  fp16_t p[kChunk * kChunk];
+  fp16_t t[kChunk * kChunk];   // diag(e^(sum_64 - sum)) (I + A)^-1 diag(beta)
+  fp16_t m[kChunk * kChunk];   // P (I + A)^-1 diag(beta)
   Gates gates;
 };
 

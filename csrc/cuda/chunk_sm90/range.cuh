@@ -96,31 +96,33 @@ __device__ __forceinline__ void rescale_state(const int (&of_v)[2], State<kKeyDi
 }
 
 // Makes the operand of a chunk, of_v as in is_in_range, the last panel of it (the others are rounded already, `largest` is
-// theirs), then takes s through the decay of the whole chunk: what the chunk's write adds to. The exponents of the chunk
-// before are tried first: most chunks keep them, and the largest element of the operand that is made anyway shows whether
-// they are the right ones.
+// theirs). The exponents of the chunk before are tried first: most chunks keep them, and the largest element of the operand
+// that is made anyway shows whether they are the right ones.
 template <int kKeyDim>
-__device__ __forceinline__ void finish_operand(const int (&of_v)[2], float decay, State<kKeyDim>& state,
-                                               uint32_t (&largest)[2]) {
+__device__ __forceinline__ void finish_operand(const int (&of_v)[2], State<kKeyDim>& state, uint32_t (&largest)[2]) {
   constexpr int kPanels = State<kKeyDim>::kPanels;
   round_panel(kPanels - 1, state, largest);
-  if (!is_in_range(largest, of_v, state)) {
+  if (__builtin_expect(!is_in_range(largest, of_v, state), 0)) {
     rescale_state(of_v, state);
 #pragma unroll
     for (int panel = 0; panel < kPanels; ++panel) round_panel(panel, state, largest);
   }
+}
+
+// Takes s through the decay of a whole chunk: what the chunk's write adds to.
+template <int kKeyDim>
+__device__ __forceinline__ void decay_state(float decay, State<kKeyDim>& state) {
 #pragma unroll
   for (int i = 0; i < kKeyDim / 2; ++i) state.s[i / 32][i % 32] *= decay;
 }
 
 // The same for the first of a run of chunks: the exponents of `state` may not be those that the chunks have.
 template <int kKeyDim>
-__device__ __forceinline__ void start_operand(const int (&of_v)[2], float decay, State<kKeyDim>& state,
-                                              uint32_t (&largest)[2]) {
+__device__ __forceinline__ void start_operand(const int (&of_v)[2], State<kKeyDim>& state, uint32_t (&largest)[2]) {
   rescale_state(of_v, state);
 #pragma unroll
   for (int panel = 0; panel < State<kKeyDim>::kPanels - 1; ++panel) round_panel(panel, state, largest);
-  finish_operand(of_v, decay, state, largest);
+  finish_operand(of_v, state, largest);
 }
 
 }  // namespace gdn::cuda::chunk_sm90

@@ -20,6 +20,8 @@
 #include "places.cuh"
 #include "state.cuh"
 #include "transfer.cuh"
+#include "values.cuh"
+#include "../ptx/cp_async.cuh"
 
 namespace gdn::cuda::chunk_sm90 {
 
@@ -98,18 +100,18 @@ __device__ __forceinline__ void run_chain(bool has_values, int num_chunks, int g
   int of_v[2] = {-127, -127};
   wait_phase(smem.full[0], 0);
   take_chain_values<io_t>(has_values, 0, group, warp, lane, smem, stored_v, of_v);
-  start_operand(of_v, smem.stage[0].gates.decay[kChunk - 1], state, largest);
+  start_operand(of_v, state, largest);
+  decay_state(smem.stage[0].gates.decay[kChunk - 1], state);
 #pragma unroll 1
   for (int chunk = 0; chunk < num_chunks; ++chunk) {
     const ChainStage<kKeyDim>& stage = smem.stage[turn.slot];
     float sums[32], v[32];
     uint32_t x[4][4];
-    float2 decay[8], to_end[8];
+    float2 decay[8];
     ptx::wgmma_fence();
     issue_read(state, stage.k, sums);
     wait_phase(smem.full[turn.slot], turn.parity);   // it is; no load moves up across the branch, between the products
     read_factors(stage.gates.decay, lane, decay);
-    read_factors(stage.gates.to_end, lane, to_end);
     scale_values<io_t>(stored_v, state, v);
     hold(v);
     ptx::wgmma_wait_group<0>();   // S^T k^T
@@ -117,11 +119,12 @@ __device__ __forceinline__ void run_chain(bool has_values, int num_chunks, int g
     hold(state.operand);
     subtract_prediction(decay, v, sums, x);
     ptx::wgmma_fence();
-    issue_tokens(x, stage.t, sums);
+    issue_tokens<false>(x, stage.t, sums);
     ptx::wgmma_wait_group<0>();   // U^T
     hold(sums);
     hold(x);
-    scale_to_operand(to_end, sums, x);
+#pragma unroll
+    for (int step = 0; step < 4; ++step) round_to_operand(sums + 8 * step, x[step]);
     ptx::wgmma_fence();
     issue_write(x, stage.k, state);
     const int slot = turn.slot;
@@ -142,7 +145,8 @@ __device__ __forceinline__ void run_chain(bool has_values, int num_chunks, int g
     hold(state.s[kPanels - 1]);
     hold(x);
     arrive(smem.empty[slot]);
-    finish_operand(of_v, next_decay, state, largest);
+    finish_operand(of_v, state, largest);
+    decay_state(next_decay, state);
   }
 }
 

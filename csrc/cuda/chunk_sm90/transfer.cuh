@@ -1,59 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The transfer group: all that goes between global and shared memory while the other two compute. Prepared chunks by bulk
-// copies, V by cp.async, o by ordinary stores. It is a group of its own because a fence to the tensor cores waits for all
-// that its thread has under way, stores to global memory too. Eight lanes move the 128 bytes of a token.
+// The transfer group: prepared chunks in, by bulk copies, and o out, by ordinary stores. It is a group of its own because a
+// fence to the tensor cores waits for all that its thread has under way, stores to global memory too.
 #pragma once
 
 #include "../ptx/bulk.cuh"
-#include "../ptx/cp_async.cuh"
-#include "exchange.cuh"
+#include "tokens.cuh"
 
 namespace gdn::cuda::chunk_sm90 {
-
-constexpr int kLanesOfToken = 8, kTokensAtOnce = kGroupThreads / kLanesOfToken;
-
-// Tokens of 64 columns of V or o, 16 bytes a thread.
-struct Tokens {
-  uint16_t* gmem;   // token 0 of the sequence, the thread's columns
-  int64_t stride;   // from token to token
-  int thread;       // of the group
-
-  __device__ __forceinline__ int token(int i) const { return i * kTokensAtOnce + thread / kLanesOfToken; }
-  __device__ __forceinline__ uint32_t smem_offset(int i) const {
-    return swizzled_offset<kChunk>(token(i), thread % kLanesOfToken);
-  }
-
-  // Starts to copy tokens first .. first + 63 to a tile; those from `length` on are zeros.
-  __device__ __forceinline__ void copy_in(int first, int length, uint16_t* smem_tile) const {
-#pragma unroll
-    for (int i = 0; i < kChunk / kTokensAtOnce; ++i) {
-      const int t = first + token(i);
-      ptx::cp_async_16(ptx::shared_address(smem_tile) + smem_offset(i), gmem + min(t, length - 1) * stride,
-                       t < length ? 16 : 0);
-    }
-  }
-  __device__ __forceinline__ void read(const uint16_t* smem_tile, Words<16> (&x)[kChunk / kTokensAtOnce]) const {
-#pragma unroll
-    for (int i = 0; i < kChunk / kTokensAtOnce; ++i) {
-      x[i] = *reinterpret_cast<const Words<16>*>(reinterpret_cast<const char*>(smem_tile) + smem_offset(i));
-    }
-  }
-  // Tokens from `length` on are left out.
-  __device__ __forceinline__ void write(int first, int length, const Words<16> (&x)[kChunk / kTokensAtOnce]) const {
-#pragma unroll
-    for (int i = 0; i < kChunk / kTokensAtOnce; ++i) {
-      const int t = first + token(i);
-      if (t < length) *reinterpret_cast<Words<16>*>(gmem + t * stride) = x[i];
-    }
-  }
-};
-
-// Starts to copy V of `chunk`; the state group has read what was in its place.
-template <int kKeyDim>
-__device__ __forceinline__ void bring_values(int chunk, int length, const Tokens& v, SharedMemory<kKeyDim>& smem) {
-  v.copy_in(chunk * kChunk, length, smem.v[chunk % 2]);
-  ptx::cp_async_mbarrier_arrive(ptx::shared_address(&smem.v_ready[chunk % 2]));
-}
 
 // Brings the chunks of the workspace to the stages. By one thread.
 template <int kKeyDim>
@@ -74,42 +27,62 @@ struct Copier {
   }
 };
 
-// The whole life of the transfer group.
-template <class out_t, int kKeyDim, class Observer>
-__device__ __forceinline__ void run_transfer(int length, const Tokens& v, const Tokens& out, Copier<kKeyDim>& copier,
-                                             SharedMemory<kKeyDim>& smem, const Observer& observer) {
+// Starts to copy V of `chunk`, if there is such a chunk, to where V of the one two before was.
+template <int kKeyDim>
+__device__ __forceinline__ void bring_values(int chunk, int slot, int length, int tiles, const Tokens& v,
+                                             SharedMemory<kKeyDim>& smem) {
+  if (chunk * kChunk >= length) return;
+  const int half = chunk % 2;
+#pragma unroll 1
+  for (int i = 0; i < tiles; ++i) {
+    Tile& tile = smem.tile[i];
+    wait_phase(tile.v_free[half], chunk / 2 % 2 ^ 1);
+    v.of_tile(i).copy_in(chunk * kChunk, length, tile.v[half]);
+  }
+  ptx::cp_async_mbarrier_arrive(ptx::shared_address(&smem.full[slot]));
+}
+
+// o of `chunk` of a tile to where it belongs.
+template <class out_t>
+__device__ __forceinline__ void take_output(int chunk, int length, const Tokens& out, Tile& tile) {
+  const int half = chunk % 2;
+  wait_phase(tile.o_ready[half], chunk / 2 % 2);
+  if constexpr (sizeof(out_t) == 2) {
+    Words<16> x[kChunk / kTokensAtOnce];
+    out.read(tile.o[half], x);
+    arrive(tile.o_free[half]);
+    out.write(chunk * kChunk, length, x);
+  } else {
+    arrive(tile.o_free[half]);
+  }
+}
+
+// The whole life of the transfer group of a block that carries the first `tiles` of its memory's tiles.
+template <class out_t, int kKeyDim>
+__device__ __forceinline__ void run_transfer(int length, int tiles, const Tokens& v, const Tokens& out, Copier<kKeyDim>& copier,
+                                             SharedMemory<kKeyDim>& smem) {
   const int num_chunks = (length + kChunk - 1) / kChunk;
-  const bool copies = v.thread == 0;
+  const bool copies = out.thread == 0;
   if (copies) {
     for (int slot = 0; slot < min(num_chunks, kStages); ++slot) copier.copy(slot, smem);
   }
   __syncwarp();
-  for (int chunk = 0; chunk < min(num_chunks, 2); ++chunk) bring_values(chunk, length, v, smem);
-  wait_phase(smem.v_free[0], 0);
-  if (num_chunks > 2) bring_values(2, length, v, smem);
-  int before = kStages - 1;   // the stage of the chunk before
+#pragma unroll 1
+  for (int chunk = 0; chunk < kStages; ++chunk) bring_values(chunk, chunk, length, tiles, v, smem);
+  Turn turn;
+  int slot = 0;   // the stage of the chunk
 #pragma unroll 1
   for (int chunk = 0; chunk < num_chunks; ++chunk) {
-    observer.start(chunk, 2);
-    observer.phase(Phase::kStart);
-    if (chunk + 1 < num_chunks) wait_phase(smem.v_free[(chunk + 1) % 2], (chunk + 1) / 2 % 2);
-    observer.phase(Phase::kRead);
-    if (chunk + 3 < num_chunks) bring_values(chunk + 3, length, v, smem);
-    // The state group is in this chunk, the output group past the one before: that one's stage is free.
-    if (copies && chunk > 0 && chunk - 1 + kStages < num_chunks) copier.copy(before, smem);
-    __syncwarp();
-    before = before + 1 < kStages ? before + 1 : 0;
-    observer.phase(Phase::kX);
-    wait_phase(smem.o_ready, chunk % 2);
-    observer.phase(Phase::kNext);
-    if constexpr (sizeof(out_t) == 2) {
-      Words<16> x[kChunk / kTokensAtOnce];
-      out.read(smem.o, x);
-      arrive(smem.o_free);
-      out.write(chunk * kChunk, length, x);
-    } else {
-      arrive(smem.o_free);
+    if (copies && chunk > 0 && chunk - 1 + kStages < num_chunks) {
+      wait_phase(smem.empty[turn.slot], turn.parity);
+      copier.copy(turn.slot, smem);
     }
+    __syncwarp();
+    if (chunk > 0) turn = turn.next();
+#pragma unroll 1
+    for (int i = 0; i < tiles; ++i) take_output<out_t>(chunk, length, out.of_tile(i), smem.tile[i]);
+    bring_values(chunk + kStages, slot, length, tiles, v, smem);   // behind o: who sees V of a chunk knows that o's place is free
+    slot = slot + 1 < kStages ? slot + 1 : 0;
   }
 }
 

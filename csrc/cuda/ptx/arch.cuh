@@ -2,6 +2,8 @@
 // What the device code of this pass may use. The only place that asks for the target.
 #pragma once
 
+#include <cstdint>
+
 namespace gdn::cuda::ptx {
 
 // wgmma and setmaxnreg need the arch-specific target of Hopper, sm_90a. A kernel that uses them is empty elsewhere.
@@ -27,6 +29,15 @@ __device__ __forceinline__ int opaque(int x) {
 __device__ __forceinline__ float opaque(float x) {
   asm volatile("" : "+f"(x));
   return x;
+}
+
+__device__ __forceinline__ int64_t opaque(int64_t x) {
+  asm volatile("" : "+l"(x));
+  return x;
+}
+template <class T>
+__device__ __forceinline__ T* opaque(T* x) {
+  return reinterpret_cast<T*>(opaque(reinterpret_cast<int64_t>(x)));
 }
 
 // PTX ISA, "trap": ends the grid with an error.

@@ -44,18 +44,23 @@ __device__ __forceinline__ void stmatrix_x4(uint32_t smem, const uint32_t (&x)[4
 #endif
 }
 
-// The same, each matrix transposed on the way; sm_90 on.
-__device__ __forceinline__ void stmatrix_x4_trans(uint32_t smem, const uint32_t (&x)[4]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(smem), "r"(x[0]),
-               "r"(x[1]), "r"(x[2]), "r"(x[3])
-               : "memory");
-}
-
 // PTX ISA, "movmatrix": the transpose of a matrix in registers.
 __device__ __forceinline__ uint32_t movmatrix_trans(uint32_t x) {
   uint32_t y;
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
   return y;
+}
+
+// stmatrix, each matrix transposed on the way.
+__device__ __forceinline__ void stmatrix_x4_trans(uint32_t smem, const uint32_t (&x)[4]) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+  const uint32_t transposed[4] = {movmatrix_trans(x[0]), movmatrix_trans(x[1]), movmatrix_trans(x[2]), movmatrix_trans(x[3])};
+  stmatrix_x4(smem, transposed);
+#else
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(smem), "r"(x[0]),
+               "r"(x[1]), "r"(x[2]), "r"(x[3])
+               : "memory");
+#endif
 }
 
 }  // namespace gdn::cuda::ptx

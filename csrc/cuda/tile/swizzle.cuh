@@ -27,7 +27,7 @@ __device__ __forceinline__ uint32_t block_address(uint32_t tile, int row_block, 
 // the tile, so that its transpose comes in the order of an operand.
 __device__ __forceinline__ uint32_t transposed_block_address(uint32_t tile, int row_block, int column_block, int lane) {
   const uint32_t first = tile + (8 * (lane / 16) + lane % 8) * kPanelRowBytes + ((lane / 8 % 2) ^ (lane % 8)) * 16;
-  return (first + row_block * (16 * kPanelRowBytes)) ^ (column_block * 32);
+  return (first ^ (column_block * 32)) + row_block * (16 * kPanelRowBytes);   // the rows' blocks by immediate offsets
 }
 
 }  // namespace gdn::cuda

@@ -14,6 +14,11 @@ inline float opaque(float x) {
   volatile float kept = x;
   return kept;
 }
+inline int64_t opaque(int64_t x) { return x; }
+template <class T>
+T* opaque(T* x) {
+  return x;
+}
 inline void trap() { emulated::fail("trap"); }
 
 }  // namespace gdn::cuda::ptx

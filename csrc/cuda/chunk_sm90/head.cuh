@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+// T'' and M of one value head from the products of its key head, by one warp. With sum and e^sum as in kernel.cuh, L the part
+// of K K^T below the diagonal and N that of Q K^T on and below it, the decays leave the inverse:
+//     A = diag(e^sum) diag(beta) L diag(e^-sum), so T = diag(e^sum) W diag(e^-sum),   W = (I + diag(beta) L)^-1 diag(beta)
+//     T''_ij = W_ij d_64,j;   M_ij = d_ij (N W)_ij;   d_ij = e^(sum_i - sum_j)      (here T has its diag(beta))
+// In blocks of 16 rows and columns, indices of blocks from here on:
+//     W_ii = (I + diag(beta_i) L_ii)^-1 diag(beta_i), fp32 (tile/solve.cuh);   T''_ii = W_ii diag(d_64,i)
+//     W_ij = -W_ii sum_{m=j}^{i-1} (K_i K_m^T) W_mj for j < i;                 T'' the same, from T''_mj
+// by fp16 operands and fp32 sums. T'' has a recursion of its own because what rounding a row of it does is then made up for in
+// the rows below: rounded from W it has a tenth more error in the state where keys are alike.
+// All are made transposed, so that sums become left operands and K_i K_m^T and N_im right ones as they lie in registers.
+// Nothing is exchanged between warps. Without decays W is bounded where beta |k|^2 <= 2, the rule's own region.
+#pragma once
+
+#include "../ptx/ldmatrix.cuh"
+#include "../ptx/mma.cuh"
+#include "../tile/solve.cuh"
+#include "load.cuh"
+
+namespace gdn::cuda::chunk_sm90 {
+
+constexpr int kBlocks16 = kChunk / 16;
+
+// Index of block (i, j), j <= i, among those on and below the diagonal.
+__host__ __device__ __forceinline__ constexpr int lower_block(int i, int j) { return i * (i + 1) / 2 + j; }
+constexpr int kLowerBlocks = lower_block(kBlocks16, 0);
+
+// Products of blocks, of each what the lanes of a warp hold of it: the diagonal ones of K K^T as sums, columns 0..7, 8..15; the
+// others of it and N as right operands of products with their transposes, fp16.
+struct Products {
+  float4 on_diagonal[kBlocks16][2][32];
+  Words<16> kk[kLowerBlocks][32];   // those on the diagonal are not used
+  Words<16> qk[kLowerBlocks][32];
+};
+
+// The gates of a head as its warp uses them.
+struct Tables {
+  float sum[kChunk], beta[kChunk];   // running sums of log2 decay, inclusive; betas, of missing tokens 0
+  float from[kChunk];                // the decay from the end of the block before to the token
+  float reach[kBlocks16][kChunk];    // [i - 1]: the decay from the token to the end of block i - 1, for tokens up to there
+
+  __device__ __forceinline__ const float* to_end() const { return reach[kBlocks16 - 1]; }
+};
+
+// What a warp needs for a head besides, 6 KB.
+struct alignas(1024) HeadMemory {
+  fp16_t strip[16 * kChunk];   // 16 rows of T'', then of M, on their way out; swizzled, right of the diagonal zeros
+  union {
+    float a[kBlocks16 * kUnitLowerFloats];   // diagonal blocks of diag(beta) L
+    struct {
+      fp16_t solved[kBlocks16][16 * 16];     // W_ii
+      fp16_t ended[kBlocks16][16 * 16];      // T''_ii
+    };
+  };
+};
+
+// Running sums and betas of tokens 2 lane and 2 lane + 1 -> the warp's tables.
+__device__ __forceinline__ void make_tables(const float2& sum, const float2& beta, int lane, Tables& smem) {
+  reinterpret_cast<float2*>(smem.sum)[lane] = sum;
+  reinterpret_cast<float2*>(smem.beta)[lane] = beta;
+  float start = 0.0f;
+#pragma unroll
+  for (int i = 1; i <= kBlocks16; ++i) {
+    const float end = __shfl_sync(0xffffffffu, sum.y, 8 * i - 1);
+    if (lane >= 8 * i) start = end;
+    reinterpret_cast<float2*>(smem.reach[i - 1])[lane] =
+        make_float2(ptx::ex2_approx_ftz(end - sum.x), ptx::ex2_approx_ftz(end - sum.y));
+  }
+  reinterpret_cast<float2*>(smem.from)[lane] =
+      make_float2(ptx::ex2_approx_ftz(sum.x - start), ptx::ex2_approx_ftz(sum.y - start));
+}
+
+// Sums of a block of Q K^T or K K^T as a right operand. On the diagonal of Q K^T zeros right of the diagonal.
+__device__ __forceinline__ Words<16> right_operand(const float (&x)[8], bool is_cut, int lane) {
+  const int row = lane / 4, column = 2 * (lane % 4);
+  const bool first_in = !is_cut || column <= row, second_in = !is_cut || column < row;
+  return {{round_pair_fp16(first_in ? x[0] : 0.0f, second_in ? x[1] : 0.0f),
+           round_pair_fp16(is_cut ? 0.0f : x[4], is_cut ? 0.0f : x[5]), round_pair_fp16(x[2], x[3]),
+           round_pair_fp16(first_in ? x[6] : 0.0f, second_in ? x[7] : 0.0f)}};
+}
+
+// The diagonal blocks of diag(beta) L to shared memory. Of rows 0..7 the columns 0..7, of rows 8..15 all.
+__device__ __forceinline__ void make_diagonal(const Products& products, const Tables& tables, int lane, HeadMemory& smem) {
+  const int row = lane / 4, column = 2 * (lane % 4);
+#pragma unroll
+  for (int i = 0; i < kBlocks16; ++i) {
+    float* const a = smem.a + kUnitLowerFloats * i;
+    const float beta[2] = {tables.beta[16 * i + row], tables.beta[16 * i + row + 8]};
+    const float4 left = products.on_diagonal[i][0][lane], right = products.on_diagonal[i][1][lane];
+    float* const upper = a + scratch_row(row) + column;
+    float* const lower = a + scratch_row(row + 8) + column;
+    *reinterpret_cast<float2*>(upper) = make_float2(beta[0] * left.x, beta[0] * left.y);
+    *reinterpret_cast<float2*>(lower) = make_float2(beta[1] * left.z, beta[1] * left.w);
+    *reinterpret_cast<float2*>(lower + 8) = make_float2(beta[1] * right.z, beta[1] * right.w);
+  }
+}
+
+// Sixteen numbers, fp16, to row `row` of a 16 x 16 tile (small_tile_offset).
+__device__ __forceinline__ void put_row(const float (&x)[16], int row, fp16_t* smem_tile) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    *reinterpret_cast<Words<16>*>(reinterpret_cast<char*>(smem_tile) + small_tile_offset(row, half)) =
+        round_to_pack<fp16_t, 8>(x + 8 * half);
+  }
+}
+
+// W_ii and T''_ii, all four at once: lane 8 i + r has rows r and r + 8 of block i.
+__device__ __forceinline__ void solve_diagonal(const Tables& tables, int lane, HeadMemory& smem) {
+  const int block = lane / 8, row = lane % 8;
+  float low[16] = {}, high[16] = {};
+  invert_unit_lower_rows(smem.a + kUnitLowerFloats * block, row, low, high);
+  __syncwarp();   // A is read
+  const auto scale_and_put = [&](const float* smem_factors, fp16_t (&smem_tiles)[kBlocks16][16 * 16]) {   // columns
+    float factor[16];
+    load_floats<16>(smem_factors + 16 * block, factor);
+#pragma unroll
+    for (int j = 0; j < 16; ++j) {
+      if (j < 8) low[j] *= factor[j];
+      high[j] *= factor[j];
+    }
+    put_row(low, row, smem_tiles[block]);
+    put_row(high, row + 8, smem_tiles[block]);
+  };
+  scale_and_put(tables.beta, smem.solved);
+  scale_and_put(tables.to_end(), smem.ended);
+}
+
+// The strip, 2 KB, to rows 16 i .. of an image.
+__device__ __forceinline__ void copy_strip(const HeadMemory& smem, int i, int lane, fp16_t* gmem_image) {
+  __syncwarp();   // it is written
+  const Words<16>* const from = reinterpret_cast<const Words<16>*>(smem.strip);
+  Words<16>* const to = reinterpret_cast<Words<16>*>(gmem_image + 16 * kChunk * i);
+#pragma unroll
+  for (int n = 0; n < 4; ++n) to[lane + 32 * n] = from[lane + 32 * n];
+  __syncwarp();   // and read
+}
+
+// sums [8] += left right of 16 x 16 blocks.
+__device__ __forceinline__ void multiply_blocks(const uint32_t (&left)[4], const uint32_t (&right)[4], float (&sums)[8]) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    ptx::mma_m16n8k16(*reinterpret_cast<float(*)[4]>(sums + 4 * half), left, right[2 * half], right[2 * half + 1]);
+  }
+}
+
+// Block (i, j), j < i, of W^T or T''^T in `x`, from those above as left operands. kk[m]: K_i K_m^T; w: W_ii^T. Right operands.
+__device__ __forceinline__ void solve_block(int i, int j, const uint32_t (&kk)[kBlocks16 - 1][4], const uint32_t (&w)[4],
+                                            uint32_t (&x)[kLowerBlocks][4]) {
+  float z[8] = {}, sums[8] = {};
+#pragma unroll
+  for (int m = j; m < i; ++m) multiply_blocks(x[lower_block(m, j)], kk[m], z);
+#pragma unroll
+  for (int n = 0; n < 8; ++n) z[n] = -z[n];
+  uint32_t left[4];
+  round_to_operand(z, left);
+  multiply_blocks(left, w, sums);
+  round_to_operand(sums, x[lower_block(i, j)]);
+}
+
+// (N W)^T of block (i, j), j <= i, times its decays: off the diagonal from the column's token to the end of block i - 1, and
+// from there to the row's.
+__device__ __forceinline__ void decay_block(int i, int j, const Tables& tables, int lane, float (&x)[8]) {
+  const int row = lane / 4, column = 2 * (lane % 4);   // of the transpose
+  const float* const smem_i = (i == j ? tables.sum : tables.from) + 16 * i + column;
+  const float* const smem_j = (i == j ? tables.sum : tables.reach[i - 1]) + 16 * j + row;
+  const float2 of_i[2] = {*reinterpret_cast<const float2*>(smem_i), *reinterpret_cast<const float2*>(smem_i + 8)};
+  const float of_j[2] = {smem_j[0], smem_j[8]};
+#pragma unroll
+  for (int n = 0; n < 8; ++n) {
+    const float to = n % 2 == 0 ? of_i[n / 4].x : of_i[n / 4].y, at = of_j[n / 2 % 2];
+    if (i != j) {
+      x[n] *= at * to;
+    } else {   // d may be inf where the row is before the column
+      const bool is_in = n / 4 > n / 2 % 2 || (n / 4 == n / 2 % 2 && column + n % 2 >= row);
+      x[n] = is_in ? x[n] * ptx::ex2_approx_ftz(to - at) : 0.0f;
+    }
+  }
+}
+
+// The whole head, from the tables on.
+__device__ __forceinline__ void solve_head(const Products& products, const Tables& tables, int lane, HeadMemory& smem,
+                                           Solved* gmem) {
+  const uint32_t strip = ptx::shared_address(smem.strip);
+  const uint32_t of_lane = small_tile_offset(8 * (lane / 16) + lane % 8, lane / 8 % 2);   // upper left, upper right, lower ones
+  constexpr uint32_t kZeros[4] = {};
+#pragma unroll
+  for (int j = 1; j < kBlocks16; ++j) ptx::stmatrix_x4(block_address(strip, 0, j, lane), kZeros);
+  __syncwarp();   // the tables are written
+  make_diagonal(products, tables, lane, smem);
+  __syncwarp();   // diag(beta) L is written
+  solve_diagonal(tables, lane, smem);
+  __syncwarp();
+  const auto load = [&](const Words<16>(&operand)[32], uint32_t(&x)[4]) {
+#pragma unroll
+    for (int n = 0; n < 4; ++n) x[n] = operand[lane].word[n];
+  };
+  const auto store = [&](int j, const uint32_t(&x)[4]) {
+    ptx::stmatrix_x4_trans(transposed_block_address(strip, 0, j, lane), x);
+  };
+  uint32_t w[kLowerBlocks][4], t[kLowerBlocks][4];   // W^T and T''^T
+#pragma unroll
+  for (int i = 0; i < kBlocks16; ++i) {
+    uint32_t kk[kBlocks16 - 1][4], right[4];
+#pragma unroll
+    for (int m = 0; m < i; ++m) load(products.kk[lower_block(i, m)], kk[m]);
+    ptx::ldmatrix_x4(ptx::shared_address(smem.solved[i]) + of_lane, right);
+    ptx::ldmatrix_x4_trans(ptx::shared_address(smem.solved[i]) + of_lane, w[lower_block(i, i)]);
+    ptx::ldmatrix_x4_trans(ptx::shared_address(smem.ended[i]) + of_lane, t[lower_block(i, i)]);
+#pragma unroll
+    for (int j = 0; j < i; ++j) {
+      solve_block(i, j, kk, right, t);
+      solve_block(i, j, kk, right, w);
+    }
+#pragma unroll
+    for (int j = 0; j <= i; ++j) store(j, t[lower_block(i, j)]);
+    copy_strip(smem, i, lane, gmem->t);
+    uint32_t qk[kBlocks16][4];
+#pragma unroll
+    for (int m = 0; m <= i; ++m) load(products.qk[lower_block(i, m)], qk[m]);
+#pragma unroll
+    for (int j = 0; j <= i; ++j) {
+      float sums[8] = {};
+#pragma unroll
+      for (int m = j; m <= i; ++m) multiply_blocks(w[lower_block(m, j)], qk[m], sums);
+      decay_block(i, j, tables, lane, sums);
+      uint32_t mixed[4];
+      round_to_operand(sums, mixed);
+      store(j, mixed);
+    }
+    copy_strip(smem, i, lane, gmem->m);
+  }
+}
+
+}  // namespace gdn::cuda::chunk_sm90
