@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// S between the accumulators of the state group and memory, any strides, any dtype. It goes through shared memory, a panel of
-// 64 columns of S^T at a time, in one loop that is not unrolled: code that runs once costs ten clocks an instruction, and 64
-// accumulators with an address each, in three dtypes and two directions, are some thousands.
+// S between a group's accumulators and memory, any strides, any dtype. It goes through shared memory, a panel of 64 columns of
+// S^T at a time, in one loop that is not unrolled: code that runs once costs ten clocks an instruction, and 64 accumulators
+// with an address each, in three dtypes and two directions, are some thousands.
 #pragma once
 
 #include "../ptx/arch.cuh"
@@ -11,7 +11,7 @@
 
 namespace gdn::cuda::chunk_sm90 {
 
-constexpr int kStateBarrier = 1;   // of the state group's 128 threads
+constexpr int kStateBarrier = 1;   // of group 0's 128 threads; the next one is group 1's
 
 // Where element (row, column) of an fp32 panel lies: the lanes of an accumulator, of a row, of a column hit different banks.
 __device__ __forceinline__ int panel_place(int row, int column) {
