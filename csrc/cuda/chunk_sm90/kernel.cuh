@@ -7,7 +7,8 @@
 //     S <- e^(sum_64) S + K^T diag(e^(sum_64 - sum)) U
 // T, P, normalised k and q and the decays come from the workspace, where prepare (prepare.cuh) left them.
 // Grid    x: sequence (slowest, in ragged input the longest first), value head, tile of 64 columns of V (fastest); ragged
-//         input adds a sequence that writes zeros outside all others. After the passes of segments.cuh: segments of sequences.
+//         input adds a sequence that writes zeros outside all others. After the passes of segments.cuh: the segments of
+//         sequences behind the first one, which that file's pass has carried as this kernel does.
 // Block   three warpgroups. Group 0 (state.cuh) keeps S^T [64 v, K] in fp32 accumulators from the first to the last chunk and
 //         runs the chain S -> X -> U -> S. Group 1 (output.cuh) makes o. Group 2 (transfer.cuh) brings chunks and V in, o out.
 // Reads   Keys, Solved, v [T, 64]; S [K, 64] once.   Writes   o [T, 64], S once.
@@ -21,6 +22,7 @@
 #include "../ptx/arch.cuh"
 #include "../ptx/pdl.cuh"
 #include "../ptx/setmaxnreg.cuh"
+#include "move_columns.cuh"
 #include "move_state.cuh"
 #include "output.cuh"
 #include "padding.cuh"
@@ -48,7 +50,7 @@ __device__ __forceinline__ Work work_of_block(const RuleParams& p) {
   const uint32_t tiles = static_cast<uint32_t>(p.dims.V) / kValueTile, heads = static_cast<uint32_t>(p.dims.Hv);
   const uint32_t rest = blockIdx.x / tiles, index = rest / heads, head = rest - index * heads;
   const Segment segment =
-      is_scanned(p) ? find_segment(p, index) : Segment{find_row<kKeyDim>(p, index), 0, 1, index};
+      is_scanned(p) ? find_later_segment(p, index) : Segment{find_row<kKeyDim>(p, index), 0, 1, index};
   return {segment, key_head(head, p.dims.Hk, p.dims.Hv), head, static_cast<int64_t>(blockIdx.x - rest * tiles) * kValueTile};
 }
 
@@ -63,8 +65,13 @@ __device__ __forceinline__ void carry_state(const RuleParams& p, const Work& wor
                                             SharedMemory<kKeyDim>& smem, const Observer& observer) {
   float* const panel = reinterpret_cast<float*>(smem.s);   // while no chunk is under way
   State<kKeyDim> state = {};
-  const Place from = start_of_segment<kKeyDim>(p, work.segment, work.head, slot);
-  if (from.is_given) move_state<true>(from.view, from.first(work.column), kStateBarrier, panel, state);
+  if (work.segment.idx > 0) {
+    ptx::griddepcontrol_wait();   // for the kernels that made its start
+    move_columns<true>(start_of<kKeyDim>(p, work.segment.row, work.head) + work.column * kKeyDim, state);
+  } else {
+    const Place from = initial_place(p, work.segment.n, work.head, slot);
+    if (from.is_given) move_state<true>(from.view, from.first(work.column), kStateBarrier, panel, state);
+  }
   const int num_chunks = static_cast<int>((span.length + kChunk - 1) / kChunk);
   int chunk = 0;
   do {   // up to the next checkpoint, or to the end
@@ -77,7 +84,7 @@ __device__ __forceinline__ void carry_state(const RuleParams& p, const Work& wor
 #pragma unroll 1
     for (int i = 0; i < 2; ++i) {   // both from one copy of the code, which is long
       const Place to = i == 0 ? checkpoint_after(p, work.segment, work.head, chunk, span.length)
-                              : end_of_segment(p, work.segment, work.head, chunk == num_chunks);
+                              : end_of_segment<kKeyDim>(p, work.segment, work.head, chunk == num_chunks);
       if (to.is_given) move_state<false>(to.view, to.first(work.column), kStateBarrier, panel, state);
     }
   } while (chunk < num_chunks);
@@ -125,6 +132,31 @@ __device__ __forceinline__ void init_barriers(SharedMemory<kKeyDim>& smem) {
   ptx::fence_mbarrier_init();
 }
 
+// What a block does once it knows its work.
+template <class io_t, class out_t, int kKeyDim, class Observer>
+__device__ __forceinline__ void carry(const RuleParams& p, const Work& work, SharedMemory<kKeyDim>& smem,
+                                      const Observer& observer) {
+  if (work.segment.n > p.dims.N || !takes_row(p, work.segment.n) || is_padding(p, work)) {
+    if (blockIdx.x == 0) ptx::griddepcontrol_wait();   // the grid does not end before the one that it overlaps
+    return;
+  }
+  const Span span = segment_span(p, work.segment);
+  const int64_t slot = slot_to_read(p, work.segment.n);
+  if (threadIdx.x == 0) init_barriers(smem);
+  __syncthreads();
+  const int group = __shfl_sync(0xffffffffu, threadIdx.x / kGroupThreads, 0);
+  if (group == 0) {
+    ptx::setmaxnreg_inc<kStateRegisters>();
+    carry_state<io_t>(p, work, span, slot, smem, observer);
+  } else if (group == 1) {
+    ptx::setmaxnreg_dec<kOutputRegisters>();
+    carry_output<out_t>(p, work, span, smem, observer);
+  } else {
+    ptx::setmaxnreg_dec<kTransferRegisters>();
+    carry_transfer<out_t>(p, work, span, smem, observer);
+  }
+}
+
 template <class io_t, class out_t, int kKeyDim, class Observer>
 __global__ void __launch_bounds__(kThreads, 1)
     chunk_kernel(const __grid_constant__ RuleParams p, const __grid_constant__ Observer observer) {
@@ -132,27 +164,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     ptx::trap();   // the launcher does not choose this kernel for other targets
   } else {
     extern __shared__ __align__(1024) char smem_bytes[];
-    SharedMemory<kKeyDim>& smem = *reinterpret_cast<SharedMemory<kKeyDim>*>(smem_bytes);
-    const Work work = work_of_block<kKeyDim>(p);
-    if (work.segment.n > p.dims.N || !takes_row(p, work.segment.n) || is_padding(p, work)) {
-      ptx::griddepcontrol_wait();   // the grid does not end before the one that it overlaps
-      return;
-    }
-    const Span span = segment_span(p, work.segment);
-    const int64_t slot = slot_to_read(p, work.segment.n);
-    if (threadIdx.x == 0) init_barriers(smem);
-    __syncthreads();
-    const int group = __shfl_sync(0xffffffffu, threadIdx.x / kGroupThreads, 0);
-    if (group == 0) {
-      ptx::setmaxnreg_inc<kStateRegisters>();
-      carry_state<io_t>(p, work, span, slot, smem, observer);
-    } else if (group == 1) {
-      ptx::setmaxnreg_dec<kOutputRegisters>();
-      carry_output<out_t>(p, work, span, smem, observer);
-    } else {
-      ptx::setmaxnreg_dec<kTransferRegisters>();
-      carry_transfer<out_t>(p, work, span, smem, observer);
-    }
+    carry<io_t, out_t>(p, work_of_block<kKeyDim>(p), *reinterpret_cast<SharedMemory<kKeyDim>*>(smem_bytes), observer);
   }
 }
 
