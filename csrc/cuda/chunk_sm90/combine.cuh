@@ -72,33 +72,34 @@ __device__ __forceinline__ void combine(const RuleParams& p, int64_t first_row, 
                                         uint64_t* full) {
   using Rows = LaneRows<kKeyDim>;
   constexpr int kRows = kKeyDim / 32;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % kCombineWarps;
-  // Transition j, which step j takes, to its stage.
-  auto bring = [&](int j) {
-    const int stage = (j - 1) % stages;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % kCombineWarps, own_column = 2 * warp;
+  // Pointers walk from step to step: where a segment row lies takes a hundred instructions.
+  const int64_t next_transition = p.dims.Hv * kKeyDim * kKeyDim, next_start = p.dims.Hv * p.dims.V * kKeyDim;
+  const float* transition = transition_of<kKeyDim>(p, first_row + 1, head);   // the next one to bring
+  float* start = start_of<kKeyDim>(p, first_row + 1, head) + (column + own_column) * kKeyDim + kRows * lane;
+  auto own = [&](int c) -> Rows& { return *reinterpret_cast<Rows*>(start + c * kKeyDim); };   // the lane's rows of own_column + c
+  auto bring = [&](int stage) {
     const uint32_t barrier = ptx::shared_address(&full[stage]);
     ptx::mbarrier_arrive_expect_tx(barrier, sizeof(Transition<kKeyDim>));
-    ptx::bulk_copy_to_shared(ptx::shared_address(&smem_transitions[stage]), transition_of<kKeyDim>(p, first_row + j, head),
-                             sizeof(Transition<kKeyDim>), barrier);
+    ptx::bulk_copy_to_shared(ptx::shared_address(&smem_transitions[stage]), transition, sizeof(Transition<kKeyDim>), barrier);
+    transition += next_transition;
   };
-  // The thread's rows of a column pair of its own, 2 warp and 2 warp + 1.
-  auto own = [&](int j, int c) -> Rows& {
-    return reinterpret_cast<Rows*>(start_of<kKeyDim>(p, first_row + j, head) + (column + 2 * warp + c) * kKeyDim)[lane];
-  };
+  int to_bring = count - 2;   // transitions
   if (threadIdx.x == 0) {
-    for (int j = 1; j <= stages && j + 1 < count; ++j) bring(j);
+    for (int stage = 0; stage < stages && to_bring > 0; ++stage, --to_bring) bring(stage);
   }
-  Rows s[2] = {own(1, 0), own(1, 1)};   // of S_j, then of B_j and S_(j+1)
+  int stage = 0, parity = 0;
+  Rows s[2] = {own(0), own(1)};   // of S_j, then of B_j and S_(j+1)
 #pragma unroll 1
-  for (int j = 1; j + 1 < count; ++j) {
+  for (int left = count - 2; left > 0; --left) {
 #pragma unroll
     for (int i = 0; i < kRows; ++i) group.s[warp][kRows * lane + i] = make_float2(s[0].x[i], s[1].x[i]);
-    s[0] = own(j + 1, 0);
-    s[1] = own(j + 1, 1);
+    start += next_start;
+    s[0] = own(0);
+    s[1] = own(1);
     __syncthreads();
-    const int stage = (j - 1) % stages;
     float sums[kCombineColumns][kRows] = {};
-    wait_phase(full[stage], (j - 1) / stages % 2);
+    wait_phase(full[stage], parity);
     multiply_part(smem_transitions[stage], group, warp * (kKeyDim / kCombineWarps), lane, sums);
 #pragma unroll
     for (int c = 0; c < kCombineColumns; ++c) {
@@ -106,16 +107,18 @@ __device__ __forceinline__ void combine(const RuleParams& p, int64_t first_row, 
       for (int i = 0; i < kRows; ++i) group.sums[warp][c][lane].x[i] = sums[c][i];
     }
     __syncthreads();
-    if (threadIdx.x == 0 && j + stages + 1 < count) bring(j + stages);   // nobody reads the stage any more
+    if (threadIdx.x == 0 && to_bring-- > 0) bring(stage);   // nobody reads the stage any more
+    stage = stage + 1 < stages ? stage + 1 : 0;
+    parity ^= stage == 0;
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
 #pragma unroll
       for (int other = 0; other < kCombineWarps; ++other) {
-        const Rows part = group.sums[other][2 * warp + c][lane];
+        const Rows part = group.sums[other][own_column + c][lane];
 #pragma unroll
         for (int i = 0; i < kRows; ++i) s[c].x[i] += part.x[i];
       }
-      own(j + 1, c) = s[c];
+      own(c) = s[c];
     }
   }
 }
