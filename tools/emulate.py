@@ -20,6 +20,7 @@ CHANGES = (
     ("csrc/api/checks.h", "  if (!check.on_cuda()) return on_cpu(params, parallel_for);\n",
      "  const char* error = on_cuda(params, nullptr);\n  return check.require(!error, error ? error : \"\");\n"),
     ("csrc/api/checks.h", "#if defined(CUDA_KERNEL)\n  if (!check.on_cuda()) return std::nullopt;", "#if 1\n"),
+    ("csrc/api/checks.h", "  const torch::stable::accelerator::DeviceGuard guard(check.device_index());", ""),
     ("csrc/cuda/decode/across.cuh", "extern __shared__ float4 smem_tokens[];",
      "float4* const smem_tokens = static_cast<float4*>(emulated::shared_memory());"),
     ("csrc/cuda/decode/many.cuh", "extern __shared__ float4 smem_tokens[];",

@@ -7,7 +7,8 @@
 //     T'' = diag(e^(sum_64 - sum)) T diag(beta);       S <- e^(sum_64) S + K^T (T'' X)
 // T'', M, normalised k and q and the decays come from the workspace, where prepare (prepare.cuh) left them.
 // Grid    x: sequence (slowest, in ragged input the longest first), value head, tile of 64 columns of V (fastest); ragged
-//         input adds a sequence that writes zeros outside all others. After the passes of segments.cuh: segments of sequences.
+//         input adds a sequence that writes zeros outside all others. After the passes of segments.cuh: the segments of
+//         sequences behind the first one, which that file's pass has carried as this kernel does.
 // Block   three warpgroups. Group 0 (state.cuh) keeps S^T [64 v, K] in fp32 accumulators from the first to the last chunk and
 //         runs the chain S -> X -> T'' X -> S. Group 1 (output.cuh) makes o. Group 2 (transfer.cuh) brings chunks and V in,
 //         o out.
@@ -22,6 +23,7 @@
 #include "../ptx/arch.cuh"
 #include "../ptx/pdl.cuh"
 #include "../ptx/setmaxnreg.cuh"
+#include "move_columns.cuh"
 #include "move_state.cuh"
 #include "output.cuh"
 #include "padding.cuh"
@@ -50,7 +52,7 @@ __device__ __forceinline__ Work work_of_tile(const RuleParams& p, uint32_t tile)
   const uint32_t tiles = static_cast<uint32_t>(p.dims.V) / kValueTile, heads = static_cast<uint32_t>(p.dims.Hv);
   const uint32_t rest = tile / tiles, index = rest / heads, head = rest - index * heads;
   const Segment segment =
-      is_scanned(p) ? find_segment(p, index) : Segment{find_row<kKeyDim>(p, index), 0, 1, index};
+      is_scanned(p) ? find_later_segment(p, index) : Segment{find_row<kKeyDim>(p, index), 0, 1, index};
   return {segment, key_head(head, p.dims.Hk, p.dims.Hv), head, static_cast<int64_t>(tile - rest * tiles) * kValueTile};
 }
 
@@ -65,8 +67,13 @@ template <int kKeyDim, class Run>
 __device__ __forceinline__ void carry_state(const RuleParams& p, const Work& work, const Span& span, int64_t slot, int barrier,
                                             float* panel, const Run& run) {
   State<kKeyDim> state = {};
-  const Place from = start_of_segment<kKeyDim>(p, work.segment, work.head, slot);
-  if (from.is_given) move_state<true>(from.view, from.first(work.column), barrier, panel, state);
+  if (work.segment.idx > 0) {
+    ptx::griddepcontrol_wait();   // for the kernels that made its start
+    move_columns<true>(start_of<kKeyDim>(p, work.segment.row, work.head) + work.column * kKeyDim, state);
+  } else {
+    const Place from = initial_place(p, work.segment.n, work.head, slot);
+    if (from.is_given) move_state<true>(from.view, from.first(work.column), barrier, panel, state);
+  }
   const int num_chunks = static_cast<int>((span.length + kChunk - 1) / kChunk);
   int chunk = 0;
   do {   // up to the next checkpoint, or to the end
@@ -76,7 +83,7 @@ __device__ __forceinline__ void carry_state(const RuleParams& p, const Work& wor
 #pragma unroll 1
     for (int i = 0; i < 2; ++i) {   // both from one copy of the code, which is long
       const Place to = i == 0 ? checkpoint_after(p, work.segment, work.head, chunk, span.length)
-                              : end_of_segment(p, work.segment, work.head, chunk == num_chunks);
+                              : end_of_segment<kKeyDim>(p, work.segment, work.head, chunk == num_chunks);
       if (to.is_given) move_state<false>(to.view, to.first(work.column), barrier, panel, state);
     }
   } while (chunk < num_chunks);
@@ -138,7 +145,7 @@ __device__ __forceinline__ void carry(const RuleParams& p, Work work, int tiles,
     is_done = is_padding(p, of_tile) && i + 1 == tiles;
   }
   if (is_done) {
-    ptx::griddepcontrol_wait();   // the grid does not end before the one that it overlaps
+    if (blockIdx.x == 0) ptx::griddepcontrol_wait();   // the grid does not end before the one that it overlaps
     return;
   }
   const Span span = segment_span(p, work.segment);
