@@ -213,7 +213,7 @@ static int debug_case(DType io, int chunk) {
   auto at = [&](int i) { return static_cast<float*>(b[i]->data); };
   const Watch watch = {chunk, at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7)};
   must(compute(r, nullptr));
-  must(launch(chunk_sm90::chunk_kernel<io_t, io_t, 128, Watch>, 2 * 2 * 2, chunk_sm90::kThreads, sizeof(chunk_sm90::SharedMemory<128>), nullptr, r, watch));
+  must(launch(chunk_sm90::chunk_kernel<io_t, io_t, 128, Watch>, 2 * 2 * 2, chunk_sm90::kThreads, sizeof(chunk_sm90::SharedMemory<128>), nullptr, r, 0, watch));
   synchronize(c.name.c_str());
   std::vector<std::vector<float>> got;
   for (int i = 0; i < 8; ++i) { const auto h = b[i]->get(); got.emplace_back(sizes[i]); memcpy(got.back().data(), h.data(), h.size()); }
@@ -348,21 +348,16 @@ struct Clock {
   template <class... A> __device__ void operands(const A&...) const {}
 };
 
-static void print_phases(const std::vector<long long>& h, bool are_pairs) {
+static void print_phases(const std::vector<long long>& h, int groups) {
   using chunk_sm90::Phase;
   struct Mark { Phase id; const char* name; };
-  const std::vector<Mark> state = {{Phase::kStart, "issue and wait S k"}, {Phase::kRead, "X, issue U"}, {Phase::kX, "S out"}, {Phase::kNext, "wait U"},
-                                   {Phase::kU, "issue update"}, {Phase::kUpdate, "next V and chunk, U out"}, {Phase::kHanded, "wait S"}, {Phase::kUpdated, "convert S"}};
-  const std::vector<Mark> whole = {{Phase::kStart, "issue and wait S k, S q"}, {Phase::kRead, "X, issue U"}, {Phase::kX, "wait U"}, {Phase::kU, "issue P U, update"},
-                                   {Phase::kUpdate, "next V and chunk"}, {Phase::kHanded, "o out, wait S"}, {Phase::kUpdated, "convert S"}};
-  const std::vector<Mark> output = {{Phase::kStart, "wait for the chunk, S, U"}, {Phase::kReady, "S q, P U"}, {Phase::kOut, "o out"}};
-  const std::vector<Mark> transfer = {{Phase::kStart, "V in (pairs: copies)"}, {Phase::kRead, "copies (pairs: o out)"}, {Phase::kX, "o out (pairs: V in)"}};
+  const std::vector<Mark> marks = {{Phase::kStart, "S k, V"}, {Phase::kRead, "X, issue T'' X and S q, decay S"}, {Phase::kX, "wait T'' X"}, {Phase::kU, "issue update, S q, M X"},
+                                   {Phase::kUpdate, "next chunk and V"}, {Phase::kHanded, "wait S, o out"}, {Phase::kUpdated, "convert S"}};
   auto at = [&](int b, int w, int c, int id) { return h[((b * kMarkWarps + w) * kMarkChunks + c) * 16 + id]; };
   const int first = 24, last = 120;
   const double ghz = static_cast<double>(at(0, 0, last, 0) - at(0, 0, first, 0)) / std::max<long long>(1, at(0, 0, last, 15) - at(0, 0, first, 15));
   printf("phases: SM clock %.3f GHz (clock64 over globaltimer); chunks %d..%d; clocks, warps 0 to 3\n", ghz, first, last);
-  for (int b = 0; b < 2; ++b) for (int group = 0; group < 3; ++group) {
-    const auto& marks = group == 2 ? transfer : are_pairs ? whole : group == 0 ? state : output;
+  for (int b = 0; b < 2; ++b) for (int group = 0; group < groups; ++group) {
     printf("block %d group %d\n", b, group);
     double total[4] = {};
     for (size_t m = 0; m < marks.size(); ++m) {
@@ -383,7 +378,7 @@ static void print_phases(const std::vector<long long>& h, bool are_pairs) {
   fflush(stdout);
 }
 
-static void run_phases(bool are_pairs) {
+static void run_phases(int pairs) {
   Problem p;
   p.c.io = DType::kBFloat16;
   p.c.N = p.N = p.B = 1;
@@ -406,19 +401,14 @@ static void run_phases(bool are_pairs) {
   must(compute(r, nullptr));
   for (int i = 0; i < 3; ++i) {
     CHECK(cudaMemset(marks.data, 0, count * 8));
-    const size_t bytes = are_pairs ? sizeof(chunk_sm90::PairMemory<128>) : sizeof(chunk_sm90::SharedMemory<128>);
-    const Clock clock = {static_cast<long long*>(marks.data), static_cast<int>(bytes)};
-    if (are_pairs) {
-      must(launch(chunk_sm90::pair_kernel<bf16_t, bf16_t, 128, Clock>, 48, chunk_sm90::kThreads, bytes + 64, nullptr, r, 48, clock));
-    } else {
-      must(launch(chunk_sm90::chunk_kernel<bf16_t, bf16_t, 128, Clock>, 96, chunk_sm90::kThreads, bytes + 64, nullptr, r, clock));
-    }
+    const size_t bytes = sizeof(chunk_sm90::SharedMemory<128>);
+    must(launch(chunk_sm90::chunk_kernel<bf16_t, bf16_t, 128, Clock>, 96 - pairs, chunk_sm90::kThreads, bytes + 64, nullptr, r, pairs, Clock{static_cast<long long*>(marks.data), static_cast<int>(bytes)}));
     synchronize("phases");
   }
   const auto h = marks.get();
   std::vector<long long> x(count);
   memcpy(x.data(), h.data(), count * 8);
-  print_phases(x, are_pairs);
+  print_phases(x, pairs > 0 ? 2 : 1);
 }
 #endif
 
@@ -445,7 +435,7 @@ int main(int argc, char** argv) {
   if (wants("rowtime")) time_rows();
   if (argc > 1 && wants("quick")) run_times(true);
 #ifndef VARIANT
-  if (wants("phases")) { run_phases(false); run_phases(true); }
+  if (wants("phases")) { run_phases(0); run_phases(48); }
 #endif
   if (wants("pairtime")) time_pairs();
   printf(bad ? "FAILED: %d\n" : "all good\n", bad);

@@ -72,7 +72,7 @@ int debug(DType io, int chunk) {
   params.workspace = bytes.data() + (1024 - reinterpret_cast<uintptr_t>(bytes.data()) % 1024);
   run(params);
   launch(chunk_sm90::chunk_kernel<io_t, io_t, 128, Watch>, 2 * c.N * c.Hv, chunk_sm90::kThreads,
-         sizeof(chunk_sm90::SharedMemory<128>), nullptr, params, watch);
+         sizeof(chunk_sm90::SharedMemory<128>), nullptr, params, 0, watch);
   return compare_watch(p, io, chunk, got);
 }
 #endif

@@ -53,6 +53,6 @@ struct Work {
 };
 
 // Places of the phase clock in a tile group, in the order it passes them.
-enum class Phase { kStart, kRead, kX, kU, kUpdate, kHanded, kOut, kUpdated };
+enum class Phase { kStart, kRead, kX, kU, kUpdate, kHanded, kUpdated };
 
 }  // namespace gdn::cuda::chunk_sm90

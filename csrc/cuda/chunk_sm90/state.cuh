@@ -158,14 +158,13 @@ __device__ __forceinline__ void run_tile(const Work& work, int first, int end, i
     ptx::wgmma_wait_group<0>();   // O^T
     hold(o);
     hold(x);
+    arrive(smem.empty[slot]);
     const float factor[2] = {scale * power_of_two(state.exponent[0]), scale * power_of_two(state.exponent[1])};
     scale_rows(factor, o);
     const int half = chunk % 2, first_token = chunk * kChunk;
     if (is_last) wait_phase(tile.o_free[half], chunk / 2 % 2 ^ 1);   // before, V of the next chunk came behind that
     writer.write(o, tile.o[half], first_token, min(length - first_token, kChunk));
     arrive(tile.o_ready[half]);
-    observer.phase(Phase::kOut);
-    arrive(smem.empty[slot]);
     observer.phase(Phase::kUpdated);
     finish_operand(of_v, state, largest);
   }
