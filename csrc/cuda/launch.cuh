@@ -71,6 +71,8 @@ const char* launch_as(Starts starts, void (*kernel)(Params...), int cluster_bloc
     const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                                    static_cast<int>(shared_bytes));
     if (error != cudaSuccess) return error_text(error);
+    // All that memory for every kernel that asks for much: a multiprocessor is emptied before its split changes.
+    cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
   }
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(static_cast<unsigned>(num_blocks < kMaxBlocks ? num_blocks : kMaxBlocks));

@@ -198,7 +198,7 @@ static void time_scan() {
     const int64_t chosen = choose_segment_tokens(scanned);
     printf("%6dx%d %d/%-6d %8.4f %8.4f %8.3f  (%lld)", s.T, s.N, s.Hk, s.Hv, t.ms(false), t.ms(true), s.must_ms, static_cast<long long>(chosen ? (s.T + chosen - 1) / chosen : 0));
     int64_t before = 0;
-    for (int segments : {3, 4, 5, 6, 7, 8, 9, 16, 17, 33}) {
+    for (int segments : {3, 5, 6, 7, 8, 9, 12, 15, 16}) {
       const int64_t cut = (s.T / 64 + segments - 1) / segments * 64;
       if ((segments - 1) * s.N * 2 * s.Hv > 132 || cut == before) continue;
       before = cut;

@@ -99,7 +99,7 @@ def gated_delta_rule(
             out that start at multiples of 16 bytes (head dim contiguous). Compute capability 9.0 has a kernel of its
             own for V a multiple of 64. Any other call, and every call on the CPU, is the recurrence's, and as exact.
             The kernels allocate, for the time of the call, 33 KB a key head and 17 KB a value head for every 64 tokens
-            (20 KB a token at 16 and 48 heads), 34 KB a value head with precision "high", and 4 bytes a sequence where
+            (21 KB a token at 16 and 48 heads), 34 KB a value head with precision "high", and 4 bytes a sequence where
             many are packed. "auto" chooses for each sequence by its own length, on the device: "chunk" for sequences of
             48 tokens or more (256 with precision "high"), "recurrent" for shorter ones. So a row's bits do not depend
             on its batch in any mode, but for scan="auto".
@@ -132,8 +132,8 @@ def gated_delta_rule(
         out, [B, T, Hv, V].
 
     Raises:
-        ValueError: mode, precision, scan or gate_domain is none of those named, or checkpoint_every is no multiple of
-            64.
+        ValueError: mode, precision, scan or gate_domain is none of those named, checkpoint_every is no multiple of 64,
+            or one of checkpoint_every and checkpoints is given without the other.
         TypeError: a tensor argument is no tensor, or scale no number.
         RuntimeError: a shape, dtype, device or stride is not the one above, Hv is no multiple of Hk, or an input
             requires grad under grad mode. Raised before anything is written. Bad values inside CUDA index tensors

@@ -77,7 +77,7 @@ __device__ __forceinline__ void combine(const RuleParams& p, int64_t first_row, 
   const int64_t next_transition = p.dims.Hv * kKeyDim * kKeyDim, next_start = p.dims.Hv * p.dims.V * kKeyDim;
   const float* transition = transition_of<kKeyDim>(p, first_row + 1, head);   // the next one to bring
   float* start = start_of<kKeyDim>(p, first_row + 1, head) + (column + own_column) * kKeyDim + kRows * lane;
-  auto own = [&](int c) -> Rows& { return *reinterpret_cast<Rows*>(start + c * kKeyDim); };   // the lane's rows of own_column + c
+  auto own = [&](int c) -> Rows& { return *reinterpret_cast<Rows*>(start + c * kKeyDim); };   // of column own_column + c
   auto bring = [&](int stage) {
     const uint32_t barrier = ptx::shared_address(&full[stage]);
     ptx::mbarrier_arrive_expect_tx(barrier, sizeof(Transition<kKeyDim>));

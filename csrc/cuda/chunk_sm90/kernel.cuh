@@ -6,11 +6,12 @@
 //     X = V - diag(e^sum) K S;   M = P T diag(beta);   O = scale (diag(e^sum) Q S + M X)
 //     T'' = diag(e^(sum_64 - sum)) T diag(beta);       S <- e^(sum_64) S + K^T (T'' X)
 // T'', M, normalised k and q and the decays come from the workspace, where prepare (prepare.cuh) left them.
-// Grid    x: sequence (slowest, in ragged input the longest first), value head, tile of 64 columns of V (fastest); ragged
-//         input adds a sequence that writes zeros outside all others. After the passes of segments.cuh: the segments of
-//         sequences behind the first one, which that file's pass has carried as this kernel does.
-// Block   three warpgroups. Group 0 (state.cuh) keeps S^T [64 v, K] in fp32 accumulators from the first to the last chunk and
-//         runs the chain S -> X -> T'' X -> S. Group 1 (output.cuh) makes o. Group 2 (transfer.cuh) brings chunks and V in,
+// Grid    x: tiles of 64 columns of V: sequence (slowest, in ragged input the longest first), value head, columns (fastest);
+//         the first `pairs` blocks carry two tiles of a head each, the others one. Ragged input adds a sequence that writes
+//         zeros outside all others. After the passes of segments.cuh: the segments of sequences behind the first one, which
+//         that file's pass has carried as this kernel does.
+// Block   three warpgroups. Groups 0 and 1 (state.cuh) carry a tile each: S^T [64 v, K] stays in fp32 accumulators from the
+//         first to the last chunk. In a block of one tile group 1 ends at once. Group 2 (transfer.cuh) brings chunks and V in,
 //         o out.
 // Reads   Keys, Solved, v [T, 64]; S [K, 64] once.   Writes   o [T, 64], S once.
 // Numbers Operands are fp16 (keys and queries after normalisation, rows of S, X, T'' X scaled by powers of two), sums fp32, the

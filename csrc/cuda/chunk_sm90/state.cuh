@@ -78,6 +78,19 @@ __device__ __forceinline__ void take_values(int chunk, int warp, int lane, Tile&
   arrive(tile.v_free[chunk % 2]);
 }
 
+// O^T of a chunk, at the scale of the rows of S, to the transfer group. That its place is free is known from V of the next
+// chunk, which the transfer group brings later than it takes o of two chunks before; of the last chunk by asking.
+template <class out_t, int kKeyDim>
+__device__ __forceinline__ void give_output(int chunk, int length, bool is_last, float scale, const Writer<out_t>& writer,
+                                            const State<kKeyDim>& state, Tile& tile, float (&o)[32]) {
+  const float factor[2] = {scale * power_of_two(state.exponent[0]), scale * power_of_two(state.exponent[1])};
+  scale_rows(factor, o);
+  const int half = chunk % 2, first = chunk * kChunk;
+  if (is_last) wait_phase(tile.o_free[half], chunk / 2 % 2 ^ 1);
+  writer.write(o, tile.o[half], first, min(length - first, kChunk));
+  arrive(tile.o_ready[half]);
+}
+
 // Chunks first .. end - 1 of a sequence of `length` tokens; `state` holds S before and behind them, as in a call that starts or
 // ends there. The observer is shown what a test wants to look at; NoObserver costs nothing. Conditions that always hold
 // (end > 0) keep ptxas from moving what they guard behind the next wait.
@@ -159,12 +172,7 @@ __device__ __forceinline__ void run_tile(const Work& work, int first, int end, i
     hold(o);
     hold(x);
     arrive(smem.empty[slot]);
-    const float factor[2] = {scale * power_of_two(state.exponent[0]), scale * power_of_two(state.exponent[1])};
-    scale_rows(factor, o);
-    const int half = chunk % 2, first_token = chunk * kChunk;
-    if (is_last) wait_phase(tile.o_free[half], chunk / 2 % 2 ^ 1);   // before, V of the next chunk came behind that
-    writer.write(o, tile.o[half], first_token, min(length - first_token, kChunk));
-    arrive(tile.o_ready[half]);
+    give_output(chunk, length, is_last, scale, writer, state, tile, o);
     observer.phase(Phase::kUpdated);
     finish_operand(of_v, state, largest);
   }
