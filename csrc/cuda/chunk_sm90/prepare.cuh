@@ -96,14 +96,19 @@ __device__ __forceinline__ void multiply(const Keys<kKeyDim>& keys, int quarter,
       if (j == 0) add(high_rows, columns, sums[3]);
     }
   }
-  float4(*const to)[2][32] = quarter < 2 ? smem.kk : smem.qk;
+  Words<16>(*const to)[32] = quarter < 2 ? smem.kk : smem.qk;
 #pragma unroll
   for (int n = 0; n < 5; ++n) {
-    const int block = n < 3 ? lower_block(low, n) : n == 3 ? lower_block(high, 0) : lower_block(last, last);
+    const int row = n == 3 ? high : n == 4 ? last : low, column = n < 3 ? n : n == 3 ? 0 : last;
+    const bool is_diagonal = n == 4 || row == column;   // of the others block (1, 0) only is not n < 3
+    if (quarter < 2 && is_diagonal) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const float* const x = sums[n] + 4 * half;
-      to[block][half][lane] = make_float4(x[0], x[1], x[2], x[3]);
+      for (int half = 0; half < 2; ++half) {
+        const float* const x = sums[n] + 4 * half;
+        smem.on_diagonal[row][half][lane] = make_float4(x[0], x[1], x[2], x[3]);
+      }
+    } else {
+      to[lower_block(row, column)][lane] = right_operand(sums[n], is_diagonal, lane);
     }
   }
 }
