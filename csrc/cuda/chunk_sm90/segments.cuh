@@ -43,7 +43,6 @@ template <int kKeyDim>
 struct alignas(1024) SegmentMemory {
   ChainStage<kKeyDim> stage[kChainStages];        // 4 x 25 KB; chunk c in stage c % 4
   uint16_t v[kChains][2][kChunk * kValueTile];    // of each chain, as in SharedMemory; 2 x 16 KB
-  float panel[kChains][64 * 64];                  // of each chain, for move_state; 2 x 16 KB
   // Copied (one arrival and its bytes); read (an arrival of each thread of the chains that run).
   uint64_t full[kChainStages], empty[kChainStages];
   // V of a chain: an arrival of each thread that copied it; read, an arrival of each thread of the chain.
@@ -154,11 +153,10 @@ template <class io_t, int kKeyDim>
 __device__ __forceinline__ void carry_chain(const RuleParams& p, const Segment& segment, int64_t head, const Chain& chain,
                                             int group, int num_chunks, SegmentMemory<kKeyDim>& smem) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x % kGroupThreads / 32;
-  const int row = static_cast<int>(chain.column) + 16 * warp + lane / 4, barrier = kStateBarrier + group;
-  float* const panel = smem.panel[group];
+  const int row = static_cast<int>(chain.column) + 16 * warp + lane / 4;
   // The state, true values, to a [columns][kKeyDim] of the workspace.
   auto write_columns = [&](float* gmem, State<kKeyDim>& from) {
-    move_state<false>(workspace_view<kKeyDim>(gmem), chain.column * kKeyDim, barrier, panel, from);
+    move_state<false>(workspace_view<kKeyDim>(gmem), chain.column * kKeyDim, from);
   };
   State<kKeyDim> state = {};
   if (!chain.has_values) {
@@ -169,7 +167,7 @@ __device__ __forceinline__ void carry_chain(const RuleParams& p, const Segment& 
   } else if (segment.idx == 0) {
     const int64_t slot = slot_to_read(p, segment.n);
     const Place from = initial_place(p, segment.n, head, slot);
-    if (from.is_given) move_state<true>(from.view, from.first(chain.column), barrier, panel, state);
+    if (from.is_given) move_state<true>(from.view, from.first(chain.column), state);
     write_columns(start_of<kKeyDim>(p, segment.row, head), state);
   }
   run_chain<io_t>(chain.has_values, num_chunks, group, smem, state);
