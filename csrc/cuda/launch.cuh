@@ -43,6 +43,14 @@ inline int num_multiprocessors() {
   return count < 1 ? 1 : count;
 }
 
+// Dynamic shared memory of a block with which `blocks` of them fit a multiprocessor and no more: a limit, where registers would
+// let more in.
+inline size_t shared_bytes_for(int blocks) {
+  const int bytes = device_attribute<cudaDevAttrMaxSharedMemoryPerMultiprocessor>(0) / blocks -
+                    device_attribute<cudaDevAttrReservedSharedMemoryPerBlock>(0);
+  return bytes < 0 ? 0 : static_cast<size_t>(bytes / 128 * 128);
+}
+
 // Compute capability 9.0, the one that runs code for sm_90a.
 inline bool is_hopper() {
   return device_attribute<cudaDevAttrComputeCapabilityMajor>(0) == 9 &&

@@ -22,10 +22,18 @@ __device__ __forceinline__ View workspace_view(float* gmem) {
   return {gmem, DType::kFloat32, {0, 0, 1, kKeyDim}};
 }
 
-// What the first segment of a row starts from: a slot, or zero. Others: start_of their segment row.
+// What the first segment of a row starts from: a slot, or zero.
 __device__ __forceinline__ Place initial_place(const RuleParams& p, int64_t n, int64_t head, int64_t slot) {
   const bool is_given = p.initial_state.given() && p.has_initial_state.at(n);
   return {p.initial_state, is_given ? p.initial_state.offset(slot, head) : 0, is_given};
+}
+
+// What a segment starts from: the later ones of a row from the workspace.
+template <int kKeyDim>
+__device__ __forceinline__ Place start_of_segment(const RuleParams& p, const Segment& segment, int64_t head, int64_t slot) {
+  if (segment.idx == 0) return initial_place(p, segment.n, head, slot);
+  ptx::griddepcontrol_wait();   // for the kernels that made it
+  return {workspace_view<kKeyDim>(start_of<kKeyDim>(p, segment.row, head)), 0, true};
 }
 
 // Where the state goes at the end: of the last segment to its slot, of the first of several to the start of the second. Those

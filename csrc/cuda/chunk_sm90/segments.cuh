@@ -163,7 +163,7 @@ __device__ __forceinline__ void carry_chain(const RuleParams& p, const Segment& 
   run_chain<io_t>(chain.has_values, num_chunks, group, smem, state);
   float* const to =
       chain.has_values ? start_of<kKeyDim>(p, segment.row + 1, head) : transition_of<kKeyDim>(p, segment.row, head);
-  move_columns<false>(to + chain.column * kKeyDim, state);
+  move_state<false>(workspace_view<kKeyDim>(to), chain.column * kKeyDim, state);
 }
 
 // Starts to copy V of a chunk to a chain, when that has read the one two chunks before.

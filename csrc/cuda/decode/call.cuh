@@ -33,6 +33,7 @@ struct Call {
   DType dtype, g_dtype, beta_dtype, out_dtype;
   float scale;
   bool use_qk_l2norm, gate_is_linear;
+  bool moves_keys;                       // rows of q and k are whole 16-byte chunks
   bool is_plain;                         // dense, row n at slot n, none left out: nothing to read before the state
 };
 
@@ -61,6 +62,14 @@ inline bool moves_in_vectors(const View& state, const Dims& dims) {
 inline bool moves_in_quads(const View& view) {
   bool whole = view.stride[3] == 1 && reinterpret_cast<uintptr_t>(view.data) % (4 * dtype_size(view.dtype)) == 0;
   for (int i = 0; i < 3; ++i) whole = whole && view.stride[i] % 4 == 0;
+  return whole;
+}
+
+// 16 bytes of a token's vector of `columns` elements at once.
+inline bool moves_in_chunks(const View& view, int64_t columns) {
+  const int64_t vector = 16 / dtype_size(view.dtype);
+  bool whole = view.stride[3] == 1 && columns % vector == 0 && reinterpret_cast<uintptr_t>(view.data) % 16 == 0;
+  for (int i = 0; i < 3; ++i) whole = whole && view.stride[i] % vector == 0;
   return whole;
 }
 
@@ -120,6 +129,7 @@ inline Call call_of(const RuleParams& p) {
   call.scale = p.scale;
   call.use_qk_l2norm = p.use_qk_l2norm;
   call.gate_is_linear = p.gate_is_linear;
+  call.moves_keys = moves_in_chunks(p.q, p.dims.K) && moves_in_chunks(p.k, p.dims.K);
   call.is_plain = !is_ragged && !p.slots.given() && !p.out_slots.given() && p.has_initial_state.data == nullptr &&
                   p.rows.min_length <= p.dims.T && p.rows.max_length >= p.dims.T &&
                   (!p.initial_state.given() || p.pool_in >= p.dims.N) && (!p.state.given() || p.pool_out >= p.dims.N);

@@ -48,11 +48,10 @@ bool is_one_token(const RuleParams& params) {
 
 constexpr Overlap kNot = {false, false}, kAsks = {true, false}, kAsksAndOpens = {true, true};
 
-// How one token's grid overlaps its neighbours in the stream. The fastest measured (NOTES.md), here and in launch_across.
-template <class Shape>
-Overlap pick_overlap(int64_t blocks, bool is_narrow) {
-  if (is_narrow) return 2 * blocks <= int64_t{Shape::kBlocks} * num_multiprocessors() ? kAsksAndOpens : kNot;   // side by side
-  return sizeof(typename Shape::state_t) == 4 ? kAsks : kNot;
+// How one token's grid of narrow tiles overlaps its neighbours in the stream; wide ones: where they are launched. The fastest
+// measured (NOTES.md).
+Overlap pick_overlap(int64_t blocks, int blocks_of_sm) {
+  return 2 * blocks <= int64_t{blocks_of_sm} * num_multiprocessors() ? kAsksAndOpens : kNot;   // side by side
 }
 
 template <class Shape>
@@ -63,8 +62,9 @@ int64_t num_pieces(const RuleParams& params) {
 template <class Shape>
 const char* launch_shape_of_one(const RuleParams& params, bool is_narrow, void* stream) {
   const int64_t blocks = num_pieces<Shape>(params);
+  const Overlap of_wide = sizeof(typename Shape::state_t) == 4 ? kAsks : kNot;
   return launch_early(decode_one<Shape>, blocks, Shape::kThreads, kBytesOfOne<Shape>, stream, call_of(params),
-                      cut_of<Shape>(params), pick_overlap<Shape>(blocks, is_narrow));
+                      cut_of<Shape>(params), is_narrow ? pick_overlap(blocks, Shape::kBlocks) : of_wide);
 }
 
 template <class Share, int kBlocks>
@@ -82,36 +82,42 @@ const char* launch_shape_of_many(const RuleParams& params, const Keeps& keeps, v
                       call_of(params), cut, keeps);
 }
 
-// A K-first state's columns over the warps of a block, by how often its blocks fill the chip. bf16's wide tile does not
-// spill, fp16's would.
+// One token, a K-first state. Tile and threads, blocks of a multiprocessor: the fastest measured (NOTES.md) that does not
+// spill.
 template <class state_t, int kSteps>
-const char* launch_across(const RuleParams& params, void* stream) {
-  constexpr int kTile = 64, kThreads = 128, kBlocks = sizeof(state_t) == 4 ? 4 : 5;
-  using Tile = Share<state_t, false, kSteps, kTile, kThreads>;
-  const int64_t rounds = num_pieces<Tile>(params) / (int64_t{kBlocks} * num_multiprocessors());
-  if constexpr (std::is_same_v<state_t, bf16_t>) {
-    if (rounds >= 16 && params.dims.V % (2 * kTile) == 0) {
-      return launch_share_across<Share<state_t, false, kSteps, 2 * kTile, kThreads>, 3>(params, kNot, stream);
+const char* launch_across(const RuleParams& params, bool is_narrow, void* stream) {
+  if constexpr (sizeof(state_t) == 4) {
+    using Narrow = Share<state_t, false, kSteps, 32, 64>;
+    using Wide = Share<state_t, false, kSteps, 64, 128>;
+    constexpr int kOfNarrow = 8, kOfWide = 4, kManyRounds = 6;
+    if (is_narrow) {
+      return launch_share_across<Narrow, kOfNarrow>(params, pick_overlap(num_pieces<Narrow>(params), kOfNarrow), stream);
     }
+    const bool are_many = num_pieces<Wide>(params) >= int64_t{kManyRounds} * kOfWide * num_multiprocessors();
+    return launch_share_across<Wide, kOfWide>(params, are_many ? kAsks : kNot, stream);
+  } else {
+    using Narrow = Share<state_t, false, kSteps, 64, 64>;
+    using Wide = Share<state_t, false, kSteps, 128, 128>;
+    constexpr int kOfNarrow = 6, kOfWide = 3;
+    const bool is_one_round = num_pieces<Wide>(params) <= int64_t{kOfWide} * num_multiprocessors();
+    if (is_one_round || params.dims.V % Wide::kTile != 0) {
+      return launch_share_across<Narrow, kOfNarrow>(params, kAsksAndOpens, stream);
+    }
+    return launch_share_across<Wide, kOfWide>(params, kNot, stream);
   }
-  if constexpr (sizeof(state_t) == 2) return launch_share_across<Tile, kBlocks>(params, kAsksAndOpens, stream);
-  else return launch_share_across<Tile, kBlocks>(params, rounds >= 6 ? kAsks : kNot, stream);
 }
 
 // Width, warps of a block, blocks of a multiprocessor: the fastest measured (NOTES.md) that does not spill.
 template <class state_t, bool kVFirst, int kSteps>
 const char* launch_one(const RuleParams& params, bool is_narrow, void* stream) {
-  if constexpr (sizeof(state_t) == 4 && kVFirst) {
+  if constexpr (!kVFirst) {
+    return launch_across<state_t, kSteps>(params, is_narrow, stream);
+  } else if constexpr (sizeof(state_t) == 4) {
     if (is_narrow) return launch_shape_of_one<Shape<state_t, kVFirst, kSteps, 2, 4, 6>>(params, is_narrow, stream);
     return launch_shape_of_one<Shape<state_t, kVFirst, kSteps, 4, 4, 4>>(params, is_narrow, stream);
-  } else if constexpr (sizeof(state_t) == 4) {
-    if (is_narrow) return launch_shape_of_one<Shape<state_t, kVFirst, kSteps, 4, 2, 6>>(params, is_narrow, stream);
-    return launch_across<state_t, kSteps>(params, stream);
-  } else if constexpr (kVFirst) {
+  } else {
     if (is_narrow) return launch_shape_of_one<Shape<state_t, kVFirst, kSteps, 2, 2, 6>>(params, is_narrow, stream);
     return launch_shape_of_one<Shape<state_t, kVFirst, kSteps, 2, 4, 4>>(params, is_narrow, stream);
-  } else {
-    return launch_across<state_t, kSteps>(params, stream);
   }
 }
 

@@ -48,8 +48,9 @@ __device__ __forceinline__ void widen_token(DType dtype, TokenBits<Shape>& token
   else if (dtype == DType::kFloat16) widen_as(fp16_t{});
 }
 
-// k to smem_k, q to smem_q [kKeyDim each]; the scalars come back to every lane.
-template <class Shape>
+// k to smem_k, q to smem_q [kKeyDim each], element lane + 32 j there or, by residue, at kSteps lane + j; the scalars come back
+// to every lane.
+template <class Shape, bool kByResidue = false>
 __device__ __forceinline__ StepScalars stage_token(const Call& call, TokenBits<Shape>& token, int lane, float* smem_k,
                                                    float* smem_q) {
   float kk = 0.0f, qq = 0.0f, kq = 0.0f;
@@ -57,8 +58,9 @@ __device__ __forceinline__ StepScalars stage_token(const Call& call, TokenBits<S
 #pragma unroll
   for (int j = 0; j < Shape::kSteps; ++j) {
     const float k = bits_float(token.k[j]), q = bits_float(token.q[j]);
-    smem_k[lane + 32 * j] = k;
-    smem_q[lane + 32 * j] = q;
+    const int at = kByResidue ? Shape::kSteps * lane + j : lane + 32 * j;
+    smem_k[at] = k;
+    smem_q[at] = q;
     kk = accumulate(k, k, kk);
     qq = accumulate(q, q, qq);
     kq = accumulate(k, q, kq);

@@ -11,6 +11,12 @@ __device__ __forceinline__ void cp_async_16(uint32_t smem, const void* gmem, int
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(smem), "l"(gmem), "r"(bytes) : "memory");
 }
 
+// The same, .ca: 4, 8 or 16 bytes, through the L1.
+template <int kBytes>
+__device__ __forceinline__ void cp_async_ca(uint32_t smem, const void* gmem) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(smem), "l"(gmem), "n"(kBytes) : "memory");
+}
+
 // PTX ISA, "cp.async.commit_group".
 __device__ __forceinline__ void cp_async_commit_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a thread of the clustered step loads before it computes: its channel of the convolution, its head's gates, its column
-// of the norm. All as stored, widened only when used: the loads are in flight together, ahead of the state's.
+// of the norm. All as stored, widened only when used. What the convolution takes comes by cp.async, ahead of the state, so
+// that no load waits for another.
 #pragma once
 
 #include "../../common/conv.h"
 #include "../../common/gates.h"
 #include "../ptx/cp_async.cuh"
 #include "../tile/pack.cuh"
+#include "../tile/word.cuh"
 #include "call.cuh"
 
 namespace gdn::cuda {
@@ -22,26 +24,36 @@ __device__ __forceinline__ char* element(const Heads& heads, const StepWork& wor
 }
 __device__ __forceinline__ const char* element(const Vector& vector, int i) { return vector.data + i * vector.step; }
 
-// A row of up to four elements, right-aligned; those before it are left as they are.
-__device__ __forceinline__ void load_row(const Rows& rows, const char* gmem, uint32_t (&bits)[kMaxTaps]) {
+// A row of up to four elements to 16 bytes of shared memory, as stored and right-aligned among four; what stands before it is
+// left as it is.
+__device__ __forceinline__ void copy_row(const Rows& rows, const char* gmem, float* smem) {
   const int missing = kMaxTaps - rows.columns;
-  if (rows.dtype == DType::kFloat32) {
-    gmem -= 4 * missing;
+  const uint32_t to = ptx::shared_address(smem);
+  if (rows.is_packed) {
+    if (rows.dtype == DType::kFloat32) ptx::cp_async_ca<16>(to, gmem);
+    else ptx::cp_async_ca<8>(to, gmem);
+  } else if (rows.dtype == DType::kFloat32) {
 #pragma unroll
     for (int j = 0; j < kMaxTaps; ++j) {
-      if (j >= missing) bits[j] = *reinterpret_cast<const uint32_t*>(gmem + 4 * j);
+      if (j >= missing) ptx::cp_async_ca<4>(to + 4 * j, gmem + 4 * (j - missing));
     }
-  } else if (rows.is_packed) {
-    const auto words = *reinterpret_cast<const Words<8>*>(gmem);
-#pragma unroll
-    for (int j = 0; j < kMaxTaps; ++j) bits[j] = words.word[j / 2] >> (16 * (j % 2)) & 0xffffu;
   } else {
-    gmem -= 2 * missing;
+    uint16_t* const halves = reinterpret_cast<uint16_t*>(smem);
 #pragma unroll
     for (int j = 0; j < kMaxTaps; ++j) {
-      if (j >= missing) bits[j] = *reinterpret_cast<const uint16_t*>(gmem + 2 * j);
+      if (j >= missing) halves[j] = reinterpret_cast<const uint16_t*>(gmem)[j - missing];
     }
   }
+}
+
+__device__ __forceinline__ void read_row(DType dtype, const float* smem, float (&x)[kMaxTaps]) {
+  if (dtype == DType::kFloat32) {
+    load_floats<kMaxTaps>(smem, x);
+    return;
+  }
+  const auto words = *reinterpret_cast<const Words<8>*>(smem);
+  if (dtype == DType::kBFloat16) unpack<bf16_t, kMaxTaps>(words, x);
+  else unpack<fp16_t, kMaxTaps>(words, x);
 }
 
 __device__ __forceinline__ void store_row(const Rows& rows, char* gmem, const float (&x)[kMaxTaps]) {
@@ -77,8 +89,24 @@ struct Channel {
   int key_channel;       // in q | k of the key head; below 0: none of those
   bool is_value;
   int number, in_row;    // among all channels; bytes from the start of the row of x
-  char* window;
-  uint32_t x, bias, weight[kMaxTaps], past[kMaxTaps];
+
+  // What its copies take of shared memory, in floats: window and weights of four elements a thread, x and bias of a word.
+  GDN_INLINE static int row_floats(DType dtype) { return kMaxTaps * dtype_size(dtype) / 4; }
+  static int floats(const StepCall& call, int threads) {
+    return (row_floats(call.window.dtype) + row_floats(call.weight.dtype) + 2) * threads;
+  }
+  struct Smem {
+    float *window, *weight, *x, *bias;
+
+    __device__ __forceinline__ Smem(const StepCall& call, float* smem, int threads) {
+      const int thread = static_cast<int>(threadIdx.x);
+      const int of_window = row_floats(call.window.dtype), of_weight = row_floats(call.weight.dtype);
+      window = smem + of_window * thread;
+      weight = smem + of_window * threads + of_weight * thread;
+      x = smem + (of_window + of_weight) * threads + thread;
+      bias = x + threads;
+    }
+  };
 
   __device__ __forceinline__ bool is_any() const { return is_value || key_channel >= 0; }
 
@@ -105,26 +133,29 @@ struct Channel {
     ptx::prefetch_l2(call.weight.data + number * call.weight.row);
   }
 
-  __device__ __forceinline__ void load(const StepCall& call, const StepWork& work) {
+  __device__ __forceinline__ const char* x_of(const StepCall& call, const StepWork& work) const {
+    return (is_value ? call.v.data : call.q.data) + wide(work.n, call.q.row) + in_row;
+  }
+
+  __device__ __forceinline__ void copy(const StepCall& call, const StepWork& work, const Smem& smem) const {
     if (!is_any()) return;
-    window = window_of(call, work.slot);
-    x = load_bits((is_value ? call.v.data : call.q.data) + wide(work.n, call.q.row) + in_row, call.q.dtype, 0);
-    load_row(call.window, window, past);
-    load_row(call.weight, call.weight.data + number * call.weight.row, weight);
-    if (call.bias.data != nullptr) bias = load_bits(element(call.bias, number), call.bias.dtype, 0);
+    copy_row(call.window, window_of(call, work.slot), smem.window);
+    copy_row(call.weight, call.weight.data + number * call.weight.row, smem.weight);
+    copy_word(smem.x, x_of(call, work));
+    if (call.bias.data != nullptr) copy_word(smem.bias, element(call.bias, number));
   }
 
   // The channel's q, k or v, as a tensor of the projection's dtype would hold it; the window moves on, in memory.
-  __device__ __forceinline__ float convolve(const StepCall& call) const {
+  __device__ __forceinline__ float convolve(const StepCall& call, const StepWork& work, const Smem& smem) const {
     ConvTaps taps;
-    taps.bias = widen_bits(bias, call.bias.dtype);
-#pragma unroll
-    for (int j = 0; j < kMaxTaps; ++j) {
-      taps.past[j] = widen_bits(past[j], call.window.dtype);
-      taps.weight[j] = widen_bits(weight[j], call.weight.dtype);
-    }
-    const float y = silu(taps.push(widen_bits(x, call.q.dtype), call.width));
-    store_row(call.window, window, taps.past);
+    read_row(call.window.dtype, smem.window, taps.past);
+    read_row(call.weight.dtype, smem.weight, taps.weight);
+    taps.bias = call.bias.data == nullptr
+                    ? 0.0f
+                    : widen_bits(bits_of_word(*smem.bias, element(call.bias, number)), call.bias.dtype);
+    const float x = widen_bits(bits_of_word(*smem.x, x_of(call, work)), call.q.dtype);
+    const float y = silu(taps.push(x, call.width));
+    store_row(call.window, window_of(call, work.slot), taps.past);
     return rounded_to(y, call.q.dtype);
   }
 };

@@ -29,23 +29,31 @@ namespace gdn::cuda {
 namespace {
 
 // How a call is cut: blocks of a cluster, tiles of a head, channels of q | k a block (a multiple of 4). prefetches: a block
-// asks for its state, windows and weights while the grid before this one still runs.
+// asks for its state, windows and weights while the grid before this one still runs. opens_early: the next grid may start as
+// soon as a block reads memory, else once its state is there.
 struct StepCut {
   int blocks, tiles, per_block;
   Divider key_heads, tiles_of_head;
-  bool prefetches;
+  bool prefetches, opens_early;
 };
 
-// Shared memory in floats.
+// Shared memory in floats. What the channels' copies took is the sums' later.
 template <class Share>
 struct StepSmem {
   static constexpr int kState = 0;                                             // [access][thread] of 16 bytes
   static constexpr int kQ = kState + Share::kLoads * Share::kThreads * 4, kK = kQ + Share::kKeyDim;
   static constexpr int kV = kK + Share::kKeyDim;                               // of the block's tile
-  static constexpr int kSums = kV + Share::kTile;                              // [warp][u, w][kTile]
-  static constexpr int kY = kSums + (Share::kWarpsOfColumn > 1 ? Share::kWarpsOfColumn * 2 * Share::kTile : 0);
-  static constexpr int kBarriers = kY + kMaxHeadDim;                           // of q | k, and of y; 8 bytes each
-  static constexpr int kFloats = kBarriers + 4;
+  static constexpr int kBarriers = kV + Share::kTile;                          // of q | k, and of y; 8 bytes each
+  static constexpr int kGates = kBarriers + 4;                                 // alpha, beta
+  static constexpr int kY = kGates + 4;                                        // [V]
+  static constexpr int kSums =                                                 // [warp][u, w][kTile]
+      Share::kWarpsOfColumn > 1 ? Share::kWarpsOfColumn * 2 * Share::kTile : 0;
+
+  GDN_INLINE static int channels(const StepCall& call) { return kY + call.V; }   // Channel's, or kSums of them
+  static size_t bytes(const StepCall& call) {
+    const int floats = Channel::floats(call, Share::kThreads);
+    return sizeof(float) * (channels(call) + (floats > kSums ? floats : kSums));
+  }
 };
 
 // q | k of the key head: sums over K by each warp for itself, lane = residue.
@@ -153,27 +161,34 @@ __device__ __forceinline__ void prefetch_share(const char* gmem, int line) {
 template <class Share>
 __device__ __forceinline__ void compute_step(const StepCall& call, const StepCut& cut, const StepWork& work,
                                              const SharePlace<Share>& place, const Channel& channel, const Gates& gates,
-                                             const NormColumn& column, char* gmem_state, float* smem) {
+                                             const NormColumn& column, float* smem) {
   using Smem = StepSmem<Share>;
   constexpr int kColumns = Share::kColumns;
   const uint32_t keys_barrier = ptx::shared_address(smem + Smem::kBarriers), y_barrier = keys_barrier + 8;
-  const float value = channel.is_any() ? channel.convolve(call) : 0.0f;
+  ptx::cp_async_wait_group<1>();   // the channel's copies
+  const float value =
+      channel.is_any() ? channel.convolve(call, work, Channel::Smem(call, smem + Smem::channels(call), Share::kThreads)) : 0.0f;
   ptx::cluster_wait();   // all blocks have made their barriers
   if (channel.is_value) smem[Smem::kV + threadIdx.x] = value;
   if (static_cast<int>(threadIdx.x) >= Share::kTile) {   // whole warps
     send_keys(value, channel.key_channel, cut.blocks, ptx::shared_address(smem + Smem::kQ), keys_barrier);
   }
-  const float alpha = gates.alpha(call), beta = gates.beta(call);
-  const float gate = activate_gate(widen_bits(column.z, call.z.dtype), call.use_silu);
-  __syncthreads();       // v is there
+  if (threadIdx.x < 32) {
+    smem[Smem::kGates] = gates.alpha(call);
+    smem[Smem::kGates + 1] = gates.beta(call);
+  }
+  const float gate = place.answers() ? activate_gate(widen_bits(column.z, call.z.dtype), call.use_silu) : 0.0f;
+  __syncthreads();       // v and the gates are there
   ptx::mbarrier_wait_parity(keys_barrier, 0);
-  const StepScalars scalars = scalars_of_token<Share>(call, smem + Smem::kQ, smem + Smem::kK, alpha, beta);
+  const StepScalars scalars =
+      scalars_of_token<Share>(call, smem + Smem::kQ, smem + Smem::kK, smem[Smem::kGates], smem[Smem::kGates + 1]);
 
   ptx::cp_async_wait_group<0>();
   float u[kColumns], w[kColumns], f[kColumns], own_o = 0.0f;
+  if (!cut.opens_early) ptx::griddepcontrol_launch_dependents();
   sum_share<Share>(smem + Smem::kState, smem + Smem::kQ, smem + Smem::kK, place.group, u, w);
   sum_over_lanes<Share>(u, w);
-  if constexpr (Share::kWarpsOfColumn > 1) sum_over_warps<Share>(place, smem + Smem::kSums, u, w);
+  if constexpr (Share::kWarpsOfColumn > 1) sum_over_warps<Share>(place, smem + Smem::channels(call), u, w);
 #pragma unroll
   for (int c = 0; c < kColumns; ++c) {
     f[c] = write_factor(scalars.neg_alpha_sk, scalars.beta, scalars.sk, u[c],
@@ -190,7 +205,10 @@ __device__ __forceinline__ void compute_step(const StepCall& call, const StepCut
       ptx::st_async(ptx::map_shared(to, rank), float_bits(y), ptx::map_shared(y_barrier, rank));
     }
   }
+  // The address once more: held over the sums it would not fit the registers.
+  char* const gmem_state = call.state + wide(work.slot, call.state_slot) + share_in_slot<Share>(call, work, place);
   write_share<Share>(gmem_state, call.state_line, smem + Smem::kState, smem + Smem::kK, place.group, scalars.alpha, f);
+  if (place.warp_of_column * Share::kGroupLanes >= Share::kColumns) return;   // no lane of the warp answers
   ptx::mbarrier_wait_parity(y_barrier, 0);
   write_normed(call, smem + Smem::kY, y, gate, widen_bits(column.weight, call.norm_weight.dtype), place.answers(),
                element(call.out, work, work.column + place.own_column()));
@@ -215,7 +233,7 @@ __global__ void __launch_bounds__(Share::kThreads, kBlocksOfSm)
     StepWork work = work_of_block(call, cut, Share::kTile);
     const SharePlace<Share> place(threadIdx.x);
     const int in_slot = share_in_slot<Share>(call, work, place);
-    Channel channel = {};
+    Channel channel;
     channel.find(call, work, Share::kKeyDim, Share::kTile, cut.per_block);
     if (cut.prefetches) {   // before the wait no memory is read but slots, and they only as a hint
       const int slot = static_cast<int>(hinted_slot_of_row(call.slots, work.n, call.pool));
@@ -225,16 +243,15 @@ __global__ void __launch_bounds__(Share::kThreads, kBlocksOfSm)
       }
     }
     ptx::griddepcontrol_wait();
-    ptx::griddepcontrol_launch_dependents();
+    if (cut.opens_early) ptx::griddepcontrol_launch_dependents();
     work.slot = static_cast<int>(slot_of_row(call.slots, work.n, call.pool));
     if (work.slot < 0) {   // the whole cluster
       if (place.answers()) store_float(element(call.out, work, work.column + place.own_column()), call.out.dtype, 0, 0.0f);
       ptx::cluster_wait();
       return;
     }
-    Gates gates;
-    NormColumn column = {};
-    channel.load(call, work);
+    channel.copy(call, work, Channel::Smem(call, smem + Smem::channels(call), Share::kThreads));
+    ptx::cp_async_commit_group();
     char* const gmem_state = call.state + wide(work.slot, call.state_slot) + in_slot;
     const uint32_t smem_state = ptx::shared_address(smem + Smem::kState) + 16 * threadIdx.x;
 #pragma unroll
@@ -246,9 +263,11 @@ __global__ void __launch_bounds__(Share::kThreads, kBlocksOfSm)
       }
     }
     ptx::cp_async_commit_group();
-    gates.load(call, work);
+    Gates gates = {};
+    NormColumn column = {};
+    if (threadIdx.x < 32) gates.load(call, work);
     if (place.answers()) column.load(call, work, work.column + place.own_column());
-    compute_step<Share>(call, cut, work, place, channel, gates, column, gmem_state, smem);
+    compute_step<Share>(call, cut, work, place, channel, gates, column, smem);
   }
 }
 

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // gated_delta_step on a GPU: which kernel takes a call, how it is cut, and the launch.
+#include <algorithm>
+
 #include "../launch.cuh"
 #include "../ops.h"
 #include "any.cuh"
@@ -10,6 +12,7 @@ namespace {
 
 constexpr int kMostBlocks = 8;     // of a cluster, on every card that has them
 constexpr int kThreads = 128;      // of a block
+constexpr int kSpreadBlocks = 4;   // of a multiprocessor, where a grid that small is to spread
 
 // Columns of a block of the clustered kernel, 0: it does not take the call. Narrow tiles put more blocks on the chip; a
 // cluster holds all tiles of a key head, and its threads one channel each.
@@ -23,13 +26,7 @@ int pick_tile(const StepParams& p) {
   return 0;
 }
 
-// Whether a grid asks for its memory before the one before it is done: the fastest measured (NOTES.md).
-template <class Share, int kBlocksOfSm>
-bool pick_prefetch(int64_t blocks) {
-  constexpr int64_t kFewRounds = 4;
-  return (Share::kBytes == 2 && !Share::kVFirst) || blocks <= kFewRounds * kBlocksOfSm * num_multiprocessors();
-}
-
+// How the grid overlaps its neighbours in the stream: the fastest measured (NOTES.md).
 template <class Share, int kBlocksOfSm>
 const char* launch_share(const StepParams& p, void* stream) {
   const Dims& d = p.dims;
@@ -39,17 +36,23 @@ const char* launch_share(const StepParams& p, void* stream) {
   cut.key_heads = divider(static_cast<uint32_t>(d.Hk));
   cut.tiles_of_head = divider(static_cast<uint32_t>(cut.tiles));
   cut.per_block = static_cast<int>(ceil_div(ceil_div(2 * d.K, cut.blocks), 4) * 4);
-  const int64_t blocks = d.N * d.Hk * cut.blocks;
-  cut.prefetches = pick_prefetch<Share, kBlocksOfSm>(blocks);
-  return launch_clusters_early(step_kernel<Share, kBlocksOfSm>, cut.blocks, blocks, Share::kThreads,
-                               sizeof(float) * StepSmem<Share>::kFloats, stream, call_of(p), cut);
+  const int64_t blocks = d.N * d.Hk * cut.blocks, num_sms = num_multiprocessors();
+  const bool are_few = blocks <= kSpreadBlocks * num_sms;
+  cut.opens_early = are_few || Share::kBytes == 2;
+  cut.prefetches = are_few || Share::kBytes == 4 || !Share::kVFirst;
+  const StepCall call = call_of(p);
+  size_t bytes = StepSmem<Share>::bytes(call);
+  // All of a small grid is resident whatever the limit; with it the clusters spread, instead of crowding some multiprocessors
+  // and leaving others idle. Up to a quarter of the chip the next grid takes the free places.
+  if (are_few && 4 * blocks > kBlocksOfSm * num_sms) bytes = std::max(bytes, shared_bytes_for(kSpreadBlocks));
+  return launch_clusters_early(step_kernel<Share, kBlocksOfSm>, cut.blocks, blocks, Share::kThreads, bytes, stream, call, cut);
 }
 
 template <class state_t, bool kVFirst, int kSteps>
 const char* launch_tile(const StepParams& p, int tile, void* stream) {
-  constexpr int kBlocksOfSm = sizeof(state_t) == 2 && !kVFirst ? 6 : 5;   // the fastest measured (NOTES.md) that does not spill
-  if (tile == 32) return launch_share<Share<state_t, kVFirst, kSteps, 32, kThreads>, kBlocksOfSm>(p, stream);
-  return launch_share<Share<state_t, kVFirst, kSteps, 64, kThreads>, kBlocksOfSm>(p, stream);
+  // Blocks of a multiprocessor: as many as registers hold without a spill.
+  if (tile == 32) return launch_share<Share<state_t, kVFirst, kSteps, 32, kThreads>, 5>(p, stream);
+  return launch_share<Share<state_t, kVFirst, kSteps, 64, kThreads>, 6>(p, stream);
 }
 
 }  // namespace

@@ -70,44 +70,64 @@ __device__ __forceinline__ void read_vector(const float* smem, int idx, float (&
   unpack<state_t, Share::kVector>(words, x);
 }
 
-// u = sum_K S*k and w = sum_K S*q over the rows of the thread's share; q and k [kKeyDim] in shared memory.
+// Adds up part[i] over kCount neighbouring residues, in the order of rule.h's tree, into part[0].
+template <int kCount, int kColumns>
+__device__ __forceinline__ void sum_residues(float (*part)[kColumns]) {
+#pragma unroll
+  for (int width = 1; width < kCount; width *= 2) {
+#pragma unroll
+    for (int i = 0; i < kCount; i += 2 * width) {
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) part[i][c] = add(part[i][c], part[i + width][c]);
+    }
+  }
+}
+
+// u = sum_K S*k and w = sum_K S*q over the rows of the thread's share; q and k [kKeyDim] in shared memory. Two residues
+// (K-first) or columns (V-first) after the other, so that few partial sums wait.
 template <class Share>
 __device__ __forceinline__ void sum_share(const float* smem_state, const float* smem_q, const float* smem_k, int group,
                                           float (&u)[Share::kColumns], float (&w)[Share::kColumns]) {
-  constexpr int kOwned = Share::kOwned, kColumns = Share::kColumns;
-  float part_u[kOwned][kColumns] = {}, part_w[kOwned][kColumns] = {};
+  constexpr int kAtOnce = Share::kOfStep < 2 ? 1 : 2, kTurns = Share::kOfStep / kAtOnce;
+  constexpr int kOwned = Share::kVFirst ? Share::kOwned : kAtOnce, kColumns = Share::kVFirst ? kAtOnce : Share::kColumns;
+  float sum_u[kTurns][kColumns], sum_w[kTurns][kColumns];
 #pragma unroll
-  for (int step = 0; step < Share::kSteps; ++step) {
-    float q[kOwned], k[kOwned];
-    load_floats<kOwned>(smem_q + kResidues * step + kOwned * group, q);
-    load_floats<kOwned>(smem_k + kResidues * step + kOwned * group, k);
+  for (int turn = 0; turn < kTurns; ++turn) {
+    float part_u[kOwned][kColumns] = {}, part_w[kOwned][kColumns] = {};
+    const int residue = Share::kOwned * group + (Share::kVFirst ? 0 : kAtOnce * turn);
 #pragma unroll
-    for (int place = 0; place < Share::kOfStep; ++place) {
-      float s[Share::kVector];
-      read_vector<Share>(smem_state, step * Share::kOfStep + place, s);
+    for (int step = 0; step < Share::kSteps; ++step) {
+      float q[kOwned], k[kOwned];
+      load_floats<kOwned>(smem_q + kResidues * step + residue, q);
+      load_floats<kOwned>(smem_k + kResidues * step + residue, k);
 #pragma unroll
-      for (int e = 0; e < Share::kVector; ++e) {
-        const int i = Share::kVFirst ? e : place, c = Share::kVFirst ? place : e;
-        part_u[i][c] = accumulate(s[e], k[i], part_u[i][c]);
-        part_w[i][c] = accumulate(s[e], q[i], part_w[i][c]);
+      for (int place = 0; place < kAtOnce; ++place) {
+        float s[Share::kVector];
+        read_vector<Share>(smem_state, step * Share::kOfStep + kAtOnce * turn + place, s);
+#pragma unroll
+        for (int e = 0; e < Share::kVector; ++e) {
+          const int i = Share::kVFirst ? e : place, c = Share::kVFirst ? place : e;
+          part_u[i][c] = accumulate(s[e], k[i], part_u[i][c]);
+          part_w[i][c] = accumulate(s[e], q[i], part_w[i][c]);
+        }
       }
     }
-  }
+    sum_residues<kOwned>(part_u);
+    sum_residues<kOwned>(part_w);
 #pragma unroll
-  for (int width = 1; width < kOwned; width *= 2) {
-#pragma unroll
-    for (int i = 0; i < kOwned; i += 2 * width) {
-#pragma unroll
-      for (int c = 0; c < kColumns; ++c) {
-        part_u[i][c] = add(part_u[i][c], part_u[i + width][c]);
-        part_w[i][c] = add(part_w[i][c], part_w[i + width][c]);
-      }
+    for (int c = 0; c < kColumns; ++c) {
+      sum_u[turn][c] = part_u[0][c];
+      sum_w[turn][c] = part_w[0][c];
     }
   }
+  if constexpr (!Share::kVFirst) {
+    sum_residues<kTurns>(sum_u);
+    sum_residues<kTurns>(sum_w);
+  }
 #pragma unroll
-  for (int c = 0; c < kColumns; ++c) {
-    u[c] = part_u[0][c];
-    w[c] = part_w[0][c];
+  for (int c = 0; c < Share::kColumns; ++c) {
+    u[c] = sum_u[c / kColumns][c % kColumns];
+    w[c] = sum_w[c / kColumns][c % kColumns];
   }
 }
 

@@ -6,17 +6,24 @@
 
 namespace gdn::cuda::ptx {
 
-inline void cp_async_16(uint32_t smem, const void* gmem, int bytes) {
-  if (smem % 16 != 0 || reinterpret_cast<uintptr_t>(gmem) % 16 != 0) emulated::fail("a cp.async that is not aligned");
-  char* const target = emulated::shared_at(smem, 16);
+// Reads `bytes` of gmem, zeros for the rest of the kBytes that it writes.
+template <int kBytes>
+void cp_async(uint32_t smem, const void* gmem, int bytes) {
+  if (smem % kBytes != 0 || reinterpret_cast<uintptr_t>(gmem) % kBytes != 0) emulated::fail("a cp.async that is not aligned");
+  char* const target = emulated::shared_at(smem, kBytes);
   const auto copy = [=] {
-    char piece[16] = {};
+    char piece[kBytes] = {};
     if (bytes > 0) std::memcpy(piece, gmem, bytes);
-    std::memcpy(target, piece, 16);
+    std::memcpy(target, piece, kBytes);
   };
   if (!emulated::machine().is_late) return copy();
-  std::memset(target, 0xff, 16);
+  std::memset(target, 0xff, kBytes);
   emulated::machine().current->open_copies.push_back(copy);
+}
+inline void cp_async_16(uint32_t smem, const void* gmem, int bytes) { cp_async<16>(smem, gmem, bytes); }
+template <int kBytes>
+void cp_async_ca(uint32_t smem, const void* gmem) {
+  cp_async<kBytes>(smem, gmem, kBytes);
 }
 
 inline void cp_async_commit_group() {
