@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks and times the Hopper chunk kernel. Run: chunk_harness [debug] [check [substring]] [bits] [scan] [time] [scantime] [rowtime] [pairs] [pairtime] [phases]; no argument: all.
+// Checks and times a chunk kernel; README.md names the arguments. No argument: all but quick.
 // Exit 0 all good, 1 a check failed, 2 CUDA error, 3 watchdog (a launch took more than 5 s; its name is printed).
 
 #if defined(PRECISION)   // of the mma.sync kernel: 0 normal, 1 high
@@ -352,7 +352,7 @@ static void print_phases(const std::vector<long long>& h, int groups) {
   using chunk_sm90::Phase;
   struct Mark { Phase id; const char* name; };
   const std::vector<Mark> marks = {{Phase::kStart, "S k, V"}, {Phase::kRead, "X, issue T'' X and S q, decay S"}, {Phase::kX, "wait T'' X"}, {Phase::kU, "issue update, S q, M X"},
-                                   {Phase::kUpdate, "next chunk and V"}, {Phase::kHanded, "wait S, o out"}, {Phase::kUpdated, "convert S"}};
+                                   {Phase::kUpdate, "next chunk and V"}, {Phase::kTaken, "wait S, o out"}, {Phase::kUpdated, "convert S"}};
   auto at = [&](int b, int w, int c, int id) { return h[((b * kMarkWarps + w) * kMarkChunks + c) * 16 + id]; };
   const int first = 24, last = 120;
   const double ghz = static_cast<double>(at(0, 0, last, 0) - at(0, 0, first, 0)) / std::max<long long>(1, at(0, 0, last, 15) - at(0, 0, first, 15));

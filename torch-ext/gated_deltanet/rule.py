@@ -148,7 +148,8 @@ def gated_delta_rule(
     The chunk kernels keep the state and all sums in float32 too, but multiply float16 operands: relative RMS error
     2.0e-3 of a bfloat16 output (1.66e-3 is its rounding), 8e-4 of a float16 or float32 one, 1e-3 of a float32 state;
     2.2e-3, 1.3e-3 and 1.1e-3 where keys are strongly correlated. With scan="off" its bits are those of any split at a
-    multiple of 64 tokens, and a checkpoint's those of the state of a call that ends there. With precision="high" the
+    multiple of 64 tokens, and a checkpoint's those of the state of a call that ends there. Outside the contraction region
+    float16 may overflow within 64 tokens, also where decays keep the rule itself finite. With precision="high" the
     error is at most 2e-5 of the output before its rounding and of the state, 3e-7 as a rule, outside the contraction
     region too. A NaN in a token reaches the whole of its 64-token piece, of the heads that use it, and what follows.
 

@@ -36,7 +36,7 @@ struct Source {
   __device__ __forceinline__ void copy_k(int chunk, SharedMemory<kKeyDim, Solved>& smem) const {
     copy_image<sizeof(Keys<kKeyDim>::k)>(smem.k[chunk % 2], keys[chunk * keys_stride].k);
   }
-  // What comes behind T's product.
+  // What comes behind the product with T'' (or T).
   __device__ __forceinline__ void copy_late(int chunk, SharedMemory<kKeyDim, Solved>& smem) const {
     copy_image<sizeof(Keys<kKeyDim>::q)>(smem.q, keys[chunk * keys_stride].q);
     copy_image<sizeof(smem.mix)>(&smem.mix, mix_of(solved[chunk * solved_stride]));

@@ -10,7 +10,7 @@
 //         chunk; everything is transposed, so that a product's sums, rounded, are the next one's left operand.
 // Reads   Keys, Solved or HighSolved, v [T, 64]; S [K, 64] once.   Writes   o [T, 64], S once; checkpoints of S.
 // Barrier two a chunk. First: k, T'', V and the factors are here, and nobody reads q, M and the other k any more. Second: q
-//         and M are here, and nobody reads T'' and V any more. (Or T and P.)
+//         and M are here, and nobody reads T'' and V any more. (At high precision T for T'', P for M.)
 // Numbers As chunk_sm90 (range.cuh); at high precision operands are split in two, and rows of X and U that unnormalised keys
 //         make too large for fp16 are scaled too. A chunk depends on its tokens and on S at its start only.
 // Needs   K 64 or 128, V a multiple of 16; strides and dtypes as chunk_sm90/takes.h says.

@@ -45,8 +45,8 @@ struct alignas(1024) Tile {
 template <int kKeyDim>
 struct alignas(1024) SharedMemory {
   Stage<kKeyDim> stage[kStages];   // 49 KB each; chunk c in stage c % 3
-  Tile tile[kMostTiles];               // 33 KB each
-  uint64_t full[kStages];          // the stage and V of its chunk are there: one arrival and its bytes, one from each copier of V
+  Tile tile[kMostTiles];           // 33 KB each
+  uint64_t full[kStages];          // keys, T'', M and V are there: an arrival and its bytes, one from each thread that copies V
   uint64_t empty[kStages];         // read; an arrival from each thread of the tile groups
   Work work[kMostTiles];           // what is asked for between chunks is here and not in registers
   Span span;
@@ -55,6 +55,6 @@ struct alignas(1024) SharedMemory {
 static_assert(sizeof(SharedMemory<128>) <= 227 * 1024, "shared memory of a block");
 
 // Places of the phase clock in a tile group, in the order it passes them.
-enum class Phase { kStart, kRead, kX, kU, kUpdate, kHanded, kUpdated };
+enum class Phase { kStart, kRead, kX, kU, kUpdate, kTaken, kUpdated };
 
 }  // namespace gdn::cuda::chunk_sm90

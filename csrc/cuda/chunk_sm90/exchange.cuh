@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the groups of a block share: tiles as wgmma reads them, places in the ring of stages, arrivals at barriers.
+// What the groups of a block share: where wgmma finds tiles, places in the ring of stages, arrivals at barriers.
 #pragma once
 
 #include "../ptx/ldmatrix.cuh"
@@ -32,16 +32,6 @@ __device__ __forceinline__ void hold(uint32_t (&x)[kCount][4]) {
   for (int i = 0; i < kCount; ++i) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) ptx::wgmma_hold(x[i][j]);
-  }
-}
-
-// The rows 16 warp .. of an operand of steps of 16 columns -> a tile of 64 rows as wgmma reads it.
-template <int kSteps>
-__device__ __forceinline__ void write_operand(const uint32_t (&operand)[kSteps][4], void* smem_tile, int warp, int lane) {
-#pragma unroll
-  for (int s = 0; s < kSteps; ++s) {
-    const uint32_t panel = ptx::shared_address(smem_tile) + s / 4 * (kChunk * kPanelRowBytes);
-    ptx::stmatrix_x4(block_address(panel, warp, s % 4, lane), operand[s]);
   }
 }
 

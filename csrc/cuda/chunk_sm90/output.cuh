@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// O^T of a chunk on its way out of the tile group's registers.
+// O^T of a chunk on its way out of a tile group's registers.
 #pragma once
 
 #include "exchange.cuh"
 
 namespace gdn::cuda::chunk_sm90 {
 
-// O^T of a chunk on its way out: 16-bit o to the transfer group, fp32 o straight to where it belongs.
+// 16-bit o goes to the transfer group through shared memory, fp32 o straight to where it belongs.
 template <class out_t>
 struct Writer {
   out_t* gmem;          // token 0 of the sequence, the warp's first column

@@ -12,7 +12,7 @@
 namespace gdn::cuda::chunk_sm90 {
 
 constexpr int kChunk = 64;       // tokens of a chunk
-constexpr int kValueTile = 64;   // columns of V of a block of the kernels that carry the state
+constexpr int kValueTile = 64;   // columns of V of a tile, what a group (Hopper) or a block carries S for
 
 // Of a key head: normalised rows, fp16, [64 t][kKeyDim] in panels of 64 columns, swizzled (tile/swizzle.cuh);
 // 0 for missing tokens. In shared memory it starts at a multiple of 1024 bytes.

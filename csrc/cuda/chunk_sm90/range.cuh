@@ -38,7 +38,7 @@ struct State {
   static constexpr int kPanels = kKeyDim / 64;   // of 64 columns, each the sums of products of its own
   float s[kPanels][32];
   int exponent[2];                               // of the rows
-  uint32_t operand[kKeyDim / 16][4];             // s at the chunk's start as the left operand of K S
+  uint32_t operand[kKeyDim / 16][4];             // s at the chunk's start as the left operand of K S and Q S
 };
 
 // s -> operand, of one panel; `largest` takes up the largest |element| of both rows, of this thread, as pairs.
@@ -116,7 +116,7 @@ __device__ __forceinline__ void decay_state(float decay, State<kKeyDim>& state) 
   for (int i = 0; i < kKeyDim / 2; ++i) state.s[i / 32][i % 32] *= decay;
 }
 
-// The same for the first of a run of chunks: the exponents of `state` may not be those that the chunks have.
+// Makes the operand of the first of a run of chunks, from exponents that may not be those that the chunks have.
 template <int kKeyDim>
 __device__ __forceinline__ void start_operand(const int (&of_v)[2], State<kKeyDim>& state, uint32_t (&largest)[2]) {
   rescale_state(of_v, state);

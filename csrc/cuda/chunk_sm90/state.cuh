@@ -2,8 +2,8 @@
 // A tile group: the chain over the chunks of a sequence, and o, of 64 columns of V.
 //     X = V - decay_t (K S);  U = T'' X;  O = scale (decay_t (Q S) + M X);  S <- decay_end S + K^T U
 // everything transposed, so that S^T [64 v, K] stays in the accumulators and every left operand comes from registers: K S is
-// S^T k^T, and so on. Warp w owns rows (columns of S) 16 w .. 16 w + 15. What bounds it is its own instructions, a warp of it on
-// each scheduler: what another group or the preparation can do is done there.
+// S^T k^T, and so on. Warp w owns rows (columns of S) 16 w .. 16 w + 15. What bounds it is its own instructions, a warp of it
+// on each scheduler: what the transfer group or the preparation can do is done there.
 #pragma once
 
 #include "../ptx/arch.cuh"
@@ -158,7 +158,7 @@ __device__ __forceinline__ void run_tile(const Work& work, int first, int end, i
       take_values<io_t>(chunk + 1, warp, lane, tile, stored_v, of_v);
       chunk_decay = smem.stage[turn.slot].solved.gates.decay[kChunk - 1];
     }
-    observer.phase(Phase::kHanded);
+    observer.phase(Phase::kTaken);
     largest[0] = largest[1] = 0;
     if constexpr (kPanels == 2) {   // the first panel is rounded while the second is under way
       ptx::wgmma_wait_group<2>();

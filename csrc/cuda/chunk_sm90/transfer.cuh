@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The transfer group: prepared chunks in, by bulk copies, and o out, by ordinary stores. It is a group of its own because a
-// fence to the tensor cores waits for all that its thread has under way, stores to global memory too.
+// The transfer group: prepared chunks in, by bulk copies, V in, by cp.async, and 16-bit o out, by ordinary stores. It is a group
+// of its own because the instructions of a tile group are what bounds the kernel.
 #pragma once
 
 #include "../ptx/bulk.cuh"
@@ -81,7 +81,8 @@ __device__ __forceinline__ void run_transfer(int length, int tiles, const Tokens
     if (chunk > 0) turn = turn.next();
 #pragma unroll 1
     for (int i = 0; i < tiles; ++i) take_output<out_t>(chunk, length, out.of_tile(i), smem.tile[i]);
-    bring_values(chunk + kStages, slot, length, tiles, v, smem);   // behind o: who sees V of a chunk knows that o's place is free
+    // Behind o: who sees V of a chunk knows that o's place is free.
+    bring_values(chunk + kStages, slot, length, tiles, v, smem);
     slot = slot + 1 < kStages ? slot + 1 : 0;
   }
 }

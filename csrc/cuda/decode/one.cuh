@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Gated delta rule on one token a sequence, exact: rule.h's step on a state that is read once and written once.
+// Gated delta rule on one token a sequence, exact: rule.h's step on a V-first state (K-first: across.cuh) that is read once and
+// written once.
 //     S <- exp(g) S;   d = beta (v - S^T k);   S <- S + k d^T;   o = scale S^T q
 // Bound by the bytes of S. Its loads come first; each warp stages k and q for itself and all sums stay in a warp, so that
 // there is no barrier of the block.
 // Grid    a block a piece: sequence (slowest), value head, tile of V (fastest).   Block: config.cuh's Shape.
 // Reads   q k [Hk, K], v [Hv, V], g beta [Hv]; S [K, V] once.   Writes   o [Hv, V]; S once.
-// Order   the sums of rule.h: same bits as the recurrence, whatever the tile and the layout.
+// Order   the sums of rule.h: same bits as the recurrence, whatever the tile.
 // Needs   dense rows of one token; K = 32 kSteps; vectors of 16 bytes along the state's contiguous dim; the elements of a
 //         row of q, k, v side by side; sm_80 on.
 #pragma once

@@ -12,6 +12,4 @@ inline uint32_t shared_address(const void* smem) {
   return static_cast<uint32_t>(offset);
 }
 
-inline void fence_proxy_async_shared() {}
-
 }  // namespace gdn::cuda::ptx
