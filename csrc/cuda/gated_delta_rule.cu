@@ -15,7 +15,8 @@ namespace gdn::cuda {
 namespace {
 
 // The crossover of auto; the docstring of gated_delta_rule names it too, and a test holds the two together. One row of 16/48
-// heads on an H200: of 32 tokens 15.6 us by the recurrence and 16.4 by the chunk kernel, of 48 tokens 18.8 and 16.7.
+// heads on an H200: of 48 tokens 19.5 us by the recurrence; up to 64 tokens take the chunk kernels 14.4. With 8 rows 108 and 69
+// when a chunk still took 19.3.
 constexpr int64_t kFewestChunkTokens = 48;
 // The same of high precision: of 256 tokens 54 us by the chunk kernel and 56 by the recurrence.
 constexpr int64_t kFewestHighTokens = 256;

@@ -189,7 +189,7 @@ struct Timed {
 static void time_scan() {
   struct Shape { int N, T, Hk, Hv; double must_ms; };
   const Shape shapes[] = {{1, 1024, 2, 8, 0}, {1, 2048, 2, 8, .045}, {1, 8192, 2, 8, .080}, {1, 32768, 2, 8, .17}, {1, 131072, 2, 8, 0},
-                          {1, 8192, 4, 12, 0}, {1, 8192, 4, 16, 0}, {2, 8192, 2, 8, 0}, {1, 8192, 1, 2, 0}};
+                          {1, 8192, 4, 12, 0}, {1, 8192, 4, 16, 0}, {2, 8192, 2, 8, 0}, {1, 8192, 1, 2, 0}, {1, 8192, 16, 32, .17}};
   printf("%-18s %8s %8s %8s   segments: all (prepare, segments, combine, carry)\n", "scan", "off", "auto", "must");
   for (const Shape& s : shapes) {
     Timed t(s.N, s.T, s.Hk, s.Hv);
@@ -198,18 +198,18 @@ static void time_scan() {
     const int64_t chosen = choose_segment_tokens(scanned);
     printf("%6dx%d %d/%-6d %8.4f %8.4f %8.3f  (%lld)", s.T, s.N, s.Hk, s.Hv, t.ms(false), t.ms(true), s.must_ms, static_cast<long long>(chosen ? (s.T + chosen - 1) / chosen : 0));
     int64_t before = 0;
-    for (int segments : {3, 4, 5, 6, 7, 8, 16, 32}) {
+    for (int segments : {3, 5, 6, 7, 8, 9, 12, 15, 16}) {
       const int64_t cut = (s.T / 64 + segments - 1) / segments * 64;
-      if (segments * s.N * 2 * s.Hv > 132 || cut == before) continue;
+      if ((segments - 1) * s.N * 2 * s.Hv > 132 || cut == before) continue;
       before = cut;
       t.reserve(cut_bytes(t.r, cut));
       RuleParams r = t.r;
       r.segment_tokens = cut;
       const double all = time_graph([&](void* stream) { return run_cut(r, cut, stream); }, "all");
       const double prepare = time_graph([&](void* stream) { return launch_prepare<bf16_t, 128>(r, stream); }, "prepare");
-      const int64_t blocks = chunk_sm90::num_segment_rows(r) * s.Hv * chunk_sm90::chain_blocks(r.dims);
-      const double pass = time_graph([&](void* stream) { return launch(chunk_sm90::segment_kernel<bf16_t, 128>, blocks, chunk_sm90::kSegmentThreads, sizeof(chunk_sm90::SegmentMemory<128>), stream, r); }, "segments");
-      const double combine = time_graph([&](void* stream) { return launch(chunk_sm90::combine_kernel<128>, s.N * s.Hv * 16, 512, sizeof(chunk_sm90::CombineMemory<128>), stream, r); }, "combine");
+      const int groups = combine_groups(r);
+      const double pass = time_graph([&](void* stream) { return launch(chunk_sm90::segment_kernel<bf16_t, bf16_t, 128>, num_segment_blocks(r), chunk_sm90::kThreads, chunk_sm90::segment_bytes<128>(), stream, r); }, "segments");
+      const double combine = time_graph([&](void* stream) { return launch(chunk_sm90::combine_kernel<128>, s.N * s.Hv * 16 / groups, groups * chunk_sm90::kCombineThreads, chunk_sm90::combine_bytes<128>(groups), stream, r); }, "combine");
       const double carry = time_graph([&](void* stream) { return launch_carry<bf16_t, bf16_t, 128>(r, 0, stream); }, "carry");
       printf("  %d: %.4f (%.4f %.4f %.4f %.4f)", segments, all, prepare, pass, combine, carry);
     }

@@ -21,6 +21,19 @@ struct alignas(1024) Stage {
   Solved solved;
 };
 
+// A segment of a row; a row that is not cut is one segment (segments.h).
+struct Segment {
+  int64_t n;           // sequence; N: the tokens outside all of them; N + 1: none
+  int64_t idx, count;  // which of its segments, and of how many
+  int64_t row;         // segment row
+};
+
+// What a block works on: one value head's columns column .. column + 63 of a segment.
+struct Work {
+  Segment segment;
+  int64_t key_head, head, column;
+};
+
 // Of a tile of 64 columns of V. Tiles [64 rows][64 columns] are panels as in tile/swizzle.cuh.
 struct alignas(1024) Tile {
   uint16_t v[2][kChunk * kValueTile];   // V of chunk c in v[c % 2], [64 t][64 v] in the io dtype; 2 x 8 KB
@@ -35,22 +48,11 @@ struct alignas(1024) SharedMemory {
   Tile tile[kMostTiles];           // 33 KB each
   uint64_t full[kStages];          // keys, T'', M and V are there: an arrival and its bytes, one from each thread that copies V
   uint64_t empty[kStages];         // read; an arrival from each thread of the tile groups
+  Work work[kMostTiles];           // what is asked for between chunks is here and not in registers
+  Span span;
 };
 
 static_assert(sizeof(SharedMemory<128>) <= 227 * 1024, "shared memory of a block");
-
-// A segment of a row; a row that is not cut is one segment (segments.h).
-struct Segment {
-  int64_t n;           // sequence; N: the tokens outside all of them; N + 1: none
-  int64_t idx, count;  // which of its segments, and of how many
-  int64_t row;         // segment row
-};
-
-// What a block works on: one value head's columns column .. column + 63 of a segment.
-struct Work {
-  Segment segment;
-  int64_t key_head, head, column;
-};
 
 // Places of the phase clock in a tile group, in the order it passes them.
 enum class Phase { kStart, kRead, kX, kU, kUpdate, kTaken, kUpdated };

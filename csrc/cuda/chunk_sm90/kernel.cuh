@@ -8,7 +8,8 @@
 // T'', M, normalised k and q and the decays come from the workspace, where prepare (prepare.cuh) left them.
 // Grid    x: tiles of 64 columns of V: sequence (slowest, in ragged input the longest first), value head, columns (fastest);
 //         the first `pairs` blocks carry two tiles of a head each, the others one. Ragged input adds a sequence that writes
-//         zeros outside all others. After the passes of segments.cuh: segments of sequences.
+//         zeros outside all others. After the passes of segments.cuh: the segments of sequences behind the first one, which
+//         that file's pass has carried as this kernel does.
 // Block   three warpgroups. Groups 0 and 1 (state.cuh) carry a tile each: S^T [64 v, K] stays in fp32 accumulators from the
 //         first to the last chunk. In a block of one tile group 1 ends at once. Group 2 (transfer.cuh) brings chunks and V in,
 //         o out.
@@ -51,43 +52,13 @@ __device__ __forceinline__ Work work_of_tile(const RuleParams& p, uint32_t tile)
   const uint32_t tiles = static_cast<uint32_t>(p.dims.V) / kValueTile, heads = static_cast<uint32_t>(p.dims.Hv);
   const uint32_t rest = tile / tiles, index = rest / heads, head = rest - index * heads;
   const Segment segment =
-      is_scanned(p) ? find_segment(p, index) : Segment{find_row<kKeyDim>(p, index), 0, 1, index};
+      is_scanned(p) ? find_later_segment(p, index) : Segment{find_row<kKeyDim>(p, index), 0, 1, index};
   return {segment, key_head(head, p.dims.Hk, p.dims.Hv), head, static_cast<int64_t>(tile - rest * tiles) * kValueTile};
 }
 
 // Zeros for a tile's tokens where no sequence is; whether that is so.
 __device__ __forceinline__ bool is_padding(const RuleParams& p, const Work& work) {
   return write_padding(p, work.segment.n, work.head, work.column, [&] { return segment_span(p, work.segment); });
-}
-
-// A state group: S in, all chunks, S out. run(first, end, state) carries S through chunks first .. end - 1 and returns when
-// nobody uses the panel, as before the first of them.
-template <int kKeyDim, class Run>
-__device__ __forceinline__ void carry_state(const RuleParams& p, const Work& work, const Span& span, int64_t slot, int barrier,
-                                            float* panel, const Run& run) {
-  State<kKeyDim> state = {};
-  const Place from = start_of_segment<kKeyDim>(p, work.segment, work.head, slot);
-  if (from.is_given) move_state<true>(from.view, from.first(work.column), barrier, panel, state);
-  const int num_chunks = static_cast<int>((span.length + kChunk - 1) / kChunk);
-  int chunk = 0;
-  do {   // up to the next checkpoint, or to the end
-    const int end = next_stop(p, work.segment, chunk, num_chunks);
-    if (end > chunk) run(chunk, end, state);
-    chunk = end;
-#pragma unroll 1
-    for (int i = 0; i < 2; ++i) {   // both from one copy of the code, which is long
-      const Place to = i == 0 ? checkpoint_after(p, work.segment, work.head, chunk, span.length)
-                              : end_of_segment(p, work.segment, work.head, chunk == num_chunks);
-      if (to.is_given) move_state<false>(to.view, to.first(work.column), barrier, panel, state);
-    }
-  } while (chunk < num_chunks);
-}
-
-// What a thread moves of V or o.
-__device__ __forceinline__ Tokens tokens_of(const View& view, const Work& work, const Span& span) {
-  const int thread = threadIdx.x % kGroupThreads;
-  const int64_t column = work.column + 8 * (thread % kLanesOfToken);
-  return {static_cast<uint16_t*>(view.data) + view.offset(span.batch, span.first, work.head, column), view.stride[1], thread};
 }
 
 template <class out_t>
@@ -97,6 +68,36 @@ __device__ __forceinline__ Writer<out_t> writer_of(const RuleParams& p, const Wo
   const int64_t column = work.column + 16 * warp;
   out_t* const gmem = static_cast<out_t*>(p.out.data) + p.out.offset(span.batch, span.first, work.head, column);
   return {gmem, p.out.stride[1], warp, lane};
+}
+
+// A tile group: S in, all chunks, S out.
+template <class io_t, class out_t, int kKeyDim, class Observer>
+__device__ __forceinline__ void carry_tile(const RuleParams& p, const Work& work, const Span& span, SharedMemory<kKeyDim>& smem,
+                                           Tile& tile, const Observer& observer) {
+  State<kKeyDim> state = {};
+  const Writer<out_t> writer = writer_of<out_t>(p, work, span);
+  const Place from = start_of_segment<kKeyDim>(p, work.segment, work.head, slot_to_read(p, work.segment.n));
+  if (from.is_given) move_state<true>(from.view, from.first(work.column), state);
+  const int length = static_cast<int>(span.length), num_chunks = (length + kChunk - 1) / kChunk;
+  int chunk = 0;
+  do {   // up to the next checkpoint, or to the end
+    const int end = next_stop(p, work.segment, chunk, num_chunks);
+    if (end > chunk) run_tile<io_t>(work, chunk, end, length, p.scale, writer, smem, tile, state, observer);
+    chunk = end;
+#pragma unroll 1
+    for (int i = 0; i < 2; ++i) {   // both from one copy of the code, which is long
+      const Place to = i == 0 ? checkpoint_after(p, work.segment, work.head, chunk, span.length)
+                              : end_of_segment<kKeyDim>(p, work.segment, work.head, chunk == num_chunks);
+      if (to.is_given) move_state<false>(to.view, to.first(work.column), state);
+    }
+  } while (chunk < num_chunks);
+}
+
+// What a thread moves of V or o.
+__device__ __forceinline__ Tokens tokens_of(const View& view, const Work& work, const Span& span) {
+  const int thread = threadIdx.x % kGroupThreads;
+  const int64_t column = work.column + 8 * (thread % kLanesOfToken);
+  return {static_cast<uint16_t*>(view.data) + view.offset(span.batch, span.first, work.head, column), view.stride[1], thread};
 }
 
 // The transfer group.
@@ -130,7 +131,7 @@ __device__ __forceinline__ void init_barriers(int tiles, SharedMemory<kKeyDim>& 
 
 // A block's life: the first `tiles` tiles of its memory from that of `work` on.
 template <class io_t, class out_t, int kKeyDim, class Observer>
-__device__ __forceinline__ void carry(const RuleParams& p, Work work, int tiles, SharedMemory<kKeyDim>& smem,
+__device__ __forceinline__ void carry(const RuleParams& p, const Work& work, int tiles, SharedMemory<kKeyDim>& smem,
                                       const Observer& observer) {
   bool is_done = work.segment.n > p.dims.N || !takes_row(p, work.segment.n);
   for (int i = 0; i < tiles && !is_done; ++i) {
@@ -139,30 +140,25 @@ __device__ __forceinline__ void carry(const RuleParams& p, Work work, int tiles,
     is_done = is_padding(p, of_tile) && i + 1 == tiles;
   }
   if (is_done) {
-    ptx::griddepcontrol_wait();   // the grid does not end before the one that it overlaps
+    if (blockIdx.x == 0) ptx::griddepcontrol_wait();   // the grid does not end before the one that it overlaps
     return;
   }
-  const Span span = segment_span(p, work.segment);
-  const int length = static_cast<int>(span.length);
-  if (threadIdx.x == 0) init_barriers(tiles, smem);
+  if (threadIdx.x == 0) {
+    init_barriers(tiles, smem);
+    smem.span = segment_span(p, work.segment);
+    for (int i = 0; i < kMostTiles; ++i) {
+      smem.work[i] = work;
+      smem.work[i].column += i * kValueTile;
+    }
+  }
   __syncthreads();
   const int group = __shfl_sync(0xffffffffu, threadIdx.x / kGroupThreads, 0);
   if (group < kMostTiles) {
-    if (group < tiles) {
-      ptx::setmaxnreg_inc<kTileRegisters>();
-      Tile& tile = smem.tile[group];
-      work.column += group * kValueTile;
-      const Writer<out_t> writer = writer_of<out_t>(p, work, span);
-      const auto run = [&](int first, int end, State<kKeyDim>& state) {
-        run_tile<io_t>(work, first, end, length, p.scale, writer, smem, tile, state, observer);
-        for (int chunk = max(end - 2, 0); chunk < end; ++chunk) wait_phase(tile.o_free[chunk % 2], chunk / 2 % 2);
-      };
-      float* const panel = reinterpret_cast<float*>(tile.o);   // while no chunk is under way
-      carry_state<kKeyDim>(p, work, span, slot_to_read(p, work.segment.n), kStateBarrier + group, panel, run);
-    }
+    ptx::setmaxnreg_inc<kTileRegisters>();
+    if (group < tiles) carry_tile<io_t, out_t>(p, smem.work[group], smem.span, smem, smem.tile[group], observer);
   } else {
     ptx::setmaxnreg_dec<kTransferRegisters>();
-    carry_transfer<out_t>(p, work, span, tiles, smem);
+    carry_transfer<out_t>(p, smem.work[0], smem.span, tiles, smem);
   }
 }
 

@@ -3,7 +3,6 @@
 #include "../launch.cuh"
 #include "../rule_kernels.h"
 #include "combine.cuh"
-#include "kernel.cuh"
 #include "prepare.cuh"
 #include "segments.cuh"
 #include "takes.h"
@@ -15,9 +14,9 @@ namespace {
 
 using namespace chunk_sm90;
 
-// What the two-level scan costs, in tenths of what a chunk of a chain takes (1.3 us on an H200): a chunk in both passes; two
+// What the two-level scan costs, in tenths of what a chunk of a chain takes (1.2 us on an H200): a chunk in both passes; two
 // more kernels, states and transitions written and read; a step of combine_kernel.
-constexpr int64_t kTenthsOfChunk = 10, kTenthsOfBoth = 21, kTenthsOfScan = 110, kTenthsOfStep = 17;
+constexpr int64_t kTenthsOfChunk = 10, kTenthsOfBoth = 21, kTenthsOfScan = 80, kTenthsOfStep = 12;
 
 // Tokens of a segment with which a call is done soonest, or 0: rows as they are. From shapes alone: of ragged rows nobody here
 // knows the lengths, so they are taken to be equal where that speaks against the scan.
@@ -25,13 +24,13 @@ int64_t choose_segment_tokens(const RuleParams& params) {
   const Dims& dims = params.dims;
   if (!params.may_scan || dims.N < 1 || dims.T < 1) return 0;
   const bool is_ragged = params.cu_seqlens.given();
-  const int64_t blocks = dims.Hv * std::max(dims.V / kValueTile, chain_blocks(dims));   // of a segment, in either pass
-  const int64_t side_by_side = num_multiprocessors() / blocks;
-  const int64_t most = is_ragged ? side_by_side - dims.N : side_by_side / dims.N;        // segments of T tokens
+  const int64_t side_by_side = num_multiprocessors() / (dims.Hv * segment_blocks(dims));   // segments of a pass
+  // Segments of T tokens: of each row a pass leaves one out.
+  const int64_t most = is_ragged ? side_by_side - dims.N : side_by_side / dims.N + 1;
   const int64_t chunks = ceil_div(dims.T, kChunk), row_chunks = is_ragged ? chunks / dims.N : chunks;
   int64_t best = 0, least = row_chunks * kTenthsOfChunk * 9 / 10;   // nothing for a tenth less
   for (int64_t segments = 3; segments <= std::min(most, chunks); ++segments) {
-    const int64_t length = ceil_div(chunks, segments);
+    const int64_t length = ceil_div(chunks, segments) | 1;   // segments a power of two apart take longer by more than a chunk
     const int64_t tenths = length * kTenthsOfBoth + kTenthsOfScan + ceil_div(row_chunks, length) * kTenthsOfStep;
     if (tenths < least) {
       least = tenths;
@@ -47,11 +46,11 @@ RuleParams with_segments(RuleParams params) {
 }
 
 int64_t num_tiles(const RuleParams& params) {
-  const int64_t rows = is_scanned(params) ? num_segment_rows(params) : rows_to_launch(params);
+  const int64_t rows = is_scanned(params) ? num_later_segments(params) : rows_to_launch(params);
   return rows * params.dims.Hv * (params.dims.V / kValueTile);
 }
 
-// What the blocks that carry the state cost, in tenths of a chunk of one tile (1.3 us on an H200): a chunk of two tiles; what
+// What the blocks that carry the state cost, in tenths of a chunk of one tile (1.2 us on an H200): a chunk of two tiles; what
 // a block does before and behind its chunks.
 constexpr int64_t kTenthsOfPair = 17, kTenthsOfEnds = 40;
 
@@ -73,6 +72,20 @@ int64_t choose_pairs(const RuleParams& params) {
   return best;
 }
 
+int64_t num_segment_blocks(const RuleParams& params) {
+  return num_earlier_segments(params) * params.dims.Hv * segment_blocks(params.dims);
+}
+
+// Groups of a block of combine_kernel: as few as give all columns of S a place side by side.
+int combine_groups(const RuleParams& params) {
+  int groups = 1;
+  while (groups < kMostCombineGroups &&
+         params.dims.N * params.dims.Hv * params.dims.V > num_multiprocessors() * kCombineColumns * groups) {
+    groups *= 2;
+  }
+  return groups;
+}
+
 template <class io_t, int kKeyDim>
 const char* launch_prepare(const RuleParams& params, void* stream) {
   const int64_t items = num_chunk_rows(params) * params.dims.Hk;
@@ -81,16 +94,16 @@ const char* launch_prepare(const RuleParams& params, void* stream) {
                 stream, params);
 }
 
-// The passes that give each segment its start.
-template <class io_t, int kKeyDim>
+// The passes that give each segment its start, and o of the first ones.
+template <class io_t, class out_t, int kKeyDim>
 const char* launch_scan(const RuleParams& params, void* stream) {
-  const int64_t blocks = num_segment_rows(params) * params.dims.Hv * chain_blocks(params.dims);
-  if (const char* error = launch_early(segment_kernel<io_t, kKeyDim>, blocks, kSegmentThreads, sizeof(SegmentMemory<kKeyDim>),
-                                       stream, params)) {
+  const int groups = combine_groups(params);
+  if (const char* error = launch_early(segment_kernel<io_t, out_t, kKeyDim>, num_segment_blocks(params), kThreads,
+                                       segment_bytes<kKeyDim>(), stream, params)) {
     return error;
   }
-  return launch_early(combine_kernel<kKeyDim>, params.dims.N * params.dims.Hv * (params.dims.V / kCombineColumns),
-                      kCombineParts * kKeyDim, sizeof(CombineMemory<kKeyDim>), stream, params);
+  return launch_early(combine_kernel<kKeyDim>, params.dims.N * params.dims.Hv * (params.dims.V / (kCombineColumns * groups)),
+                      groups * kCombineThreads, combine_bytes<kKeyDim>(groups), stream, params);
 }
 
 // The state through all chunks; `pairs` blocks carry two tiles of a head.
@@ -106,7 +119,7 @@ template <class io_t, class out_t, int kKeyDim>
 const char* launch_chunk(const RuleParams& params, void* stream) {
   if (const char* error = launch_prepare<io_t, kKeyDim>(params, stream)) return error;
   if (is_scanned(params)) {
-    if (const char* error = launch_scan<io_t, kKeyDim>(params, stream)) return error;
+    if (const char* error = launch_scan<io_t, out_t, kKeyDim>(params, stream)) return error;
   }
   return launch_carry<io_t, out_t, kKeyDim>(params, choose_pairs(params), stream);
 }

@@ -16,7 +16,7 @@ struct Place {
   __device__ __forceinline__ int64_t first(int64_t column) const { return element + column * view.stride[3]; }
 };
 
-// S^T [V][kKeyDim], or the transition of a segment, in the workspace.
+// S^T [V][kKeyDim] in the workspace.
 template <int kKeyDim>
 __device__ __forceinline__ View workspace_view(float* gmem) {
   return {gmem, DType::kFloat32, {0, 0, 1, kKeyDim}};
@@ -28,18 +28,23 @@ __device__ __forceinline__ Place initial_place(const RuleParams& p, int64_t n, i
   return {p.initial_state, is_given ? p.initial_state.offset(slot, head) : 0, is_given};
 }
 
-// What a segment starts from: in the workspace where a row has several, since the last one may write its state to the place
-// that the first one reads.
+// What a segment starts from: the later ones of a row from the workspace.
 template <int kKeyDim>
 __device__ __forceinline__ Place start_of_segment(const RuleParams& p, const Segment& segment, int64_t head, int64_t slot) {
-  if (segment.count == 1) return initial_place(p, segment.n, head, slot);
+  if (segment.idx == 0) return initial_place(p, segment.n, head, slot);
   ptx::griddepcontrol_wait();   // for the kernels that made it
   return {workspace_view<kKeyDim>(start_of<kKeyDim>(p, segment.row, head)), 0, true};
 }
 
-// Where the state goes at the end of the last segment.
+// Where the state goes at the end: of the last segment to its slot, of the first of several to the start of the second. Those
+// between have told what they do to it before they run.
+template <int kKeyDim>
 __device__ __forceinline__ Place end_of_segment(const RuleParams& p, const Segment& segment, int64_t head, bool is_done) {
-  const int64_t slot = is_done && segment.idx + 1 == segment.count ? slot_to_write(p, segment.n) : -1;
+  if (segment.idx + 1 < segment.count) {
+    float* const start = start_of<kKeyDim>(p, segment.row + 1, head);
+    return {workspace_view<kKeyDim>(start), 0, is_done && segment.idx == 0};
+  }
+  const int64_t slot = is_done ? slot_to_write(p, segment.n) : -1;
   return {p.state, slot < 0 ? 0 : p.state.offset(slot, head), slot >= 0};
 }
 

@@ -12,12 +12,8 @@ __device__ __forceinline__ int64_t length_of_row(const RuleParams& p, int64_t n)
   return n < p.dims.N ? sequence_span(p.cu_seqlens, n, p.dims.T).length : 0;
 }
 
-// The segment at a segment row. By each warp for itself.
-__device__ __forceinline__ Segment find_segment(const RuleParams& p, int64_t row) {
-  if (!p.cu_seqlens.given()) {
-    const uint32_t count = static_cast<uint32_t>(segments_of_length(p, p.dims.T)), n = static_cast<uint32_t>(row) / count;
-    return {n, row - static_cast<int64_t>(n) * count, count, row};
-  }
+// The segment at a segment row of ragged input. By each warp for itself.
+__device__ __forceinline__ Segment find_ragged_segment(const RuleParams& p, int64_t row) {
   const int lane = threadIdx.x % 32;
   auto first_row = [&](int64_t n) {
     const int64_t first = n < p.dims.N ? sequence_span(p.cu_seqlens, n, p.dims.T).first : p.dims.T;
@@ -33,6 +29,25 @@ __device__ __forceinline__ Segment find_segment(const RuleParams& p, int64_t row
   const int64_t cuts = segments_of_length(p, length_of_row(p, n)), idx = row - first_row(n);
   const Segment found = {n, idx, cuts > 1 ? cuts : 1, row};
   return idx >= 0 && idx < found.count ? found : none;
+}
+
+// The index-th segment of a pass (segments.h). Ragged input has places for more than there are; what lies there is none.
+template <bool kIsLater>
+__device__ __forceinline__ Segment find_segment_of_pass(const RuleParams& p, int64_t index) {
+  if (!p.cu_seqlens.given()) {
+    const uint32_t count = static_cast<uint32_t>(segments_of_length(p, p.dims.T)), of_row = count > 1 ? count - 1 : 1;
+    const uint32_t n = static_cast<uint32_t>(index) / of_row, idx = static_cast<uint32_t>(index) - n * of_row + kIsLater;
+    return {n, idx, count, static_cast<int64_t>(n) * count + idx};
+  }
+  Segment segment = find_ragged_segment(p, index);
+  if (kIsLater ? segment.idx == 0 : segment.idx > 0 && segment.idx + 1 == segment.count) segment.n = p.dims.N + 1;
+  return segment;
+}
+__device__ __forceinline__ Segment find_earlier_segment(const RuleParams& p, int64_t index) {
+  return find_segment_of_pass<false>(p, index);
+}
+__device__ __forceinline__ Segment find_later_segment(const RuleParams& p, int64_t index) {
+  return find_segment_of_pass<true>(p, index);
 }
 
 // Whether row a comes before row b: the longer one, of equal ones the first.

@@ -1,33 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// First pass of the exact two-level scan, where sequences are few and long: what each segment does to the state, all
-// segments side by side. A segment is linear in the state that it starts from,
+// First pass of the exact two-level scan, where sequences are few and long. The first segment of a row starts from the row's
+// own state and is carried as kernel.cuh does, o and all; of each segment between first and last, side by side with it, what it
+// does to the state. It is linear in the state that it starts from,
 //     S_end = A S_start + B
-// B is the end of the chain of state.cuh from zero (from the row's own state in its first segment), A that of the same chain
-// without V from the identity: its columns take the place of V's.
-// Grid    x: segment row (slowest), value head, one of half as many blocks as a head has chains.
-// Block   three warpgroups. Groups 0 and 1 carry a chain each, 64 columns of B or of A, through the same chunks; one works
-//         while the other waits. Group 2 brings chunks and V in.
-// Reads   Keys, T and decays of Solved, v; S of first segments.
-// Writes  B to starts[segment row + 1], A^T to transitions[segment row], S of first segments to starts[segment row]; nothing
-//         for the last segment of a row, which nobody asks about.
-// Then combine.cuh makes each start from the one before, and chunk_kernel runs all segments from theirs.
+// B is the end of the chain of state.cuh from zero, A that of the same chain without V from the identity: its columns take the
+// place of V's. Nobody asks what the last segment does.
+// Grid    x: segment (slowest), value head, one of as many blocks as a head has pairs of chains or tiles of V.
+// Block   of a first segment: as in kernel.cuh. Of another, three warpgroups: 0 and 1 carry a chain each, 64 columns of B or of
+//         A, through the same chunks; one works while the other waits. Group 2 brings chunks and V in.
+// Reads   Keys, T and decays of Solved, v; what kernel.cuh reads for first segments.
+// Writes  B to starts[segment row + 1], A^T to transitions[segment row]; of first segments o, checkpoints and the state, of an
+//         uncut row to where it belongs, else to starts[segment row + 1].
+// Then combine.cuh makes each start from the one before, and chunk_kernel runs all segments but the first from theirs.
 // Needs   as kernel.cuh.
 #pragma once
 
-#include "../ptx/setmaxnreg.cuh"
-#include "move_state.cuh"
-#include "places.cuh"
-#include "state.cuh"
-#include "transfer.cuh"
-#include "values.cuh"
-#include "../ptx/cp_async.cuh"
+#include "kernel.cuh"
 
 namespace gdn::cuda::chunk_sm90 {
 
 constexpr int kChains = 2;          // of a block
 constexpr int kChainStages = 4;
-constexpr int kSegmentThreads = (kChains + 1) * kGroupThreads;
+static_assert(kThreads == (kChains + 1) * kGroupThreads, "a block carries chains, or a first segment");
 constexpr int kChainRegisters = 208, kFeedRegisters = 88;
 static_assert(kChains * kChainRegisters + kFeedRegisters <= 3 * 168, "registers of the block");
 
@@ -43,7 +38,6 @@ template <int kKeyDim>
 struct alignas(1024) SegmentMemory {
   ChainStage<kKeyDim> stage[kChainStages];        // 4 x 25 KB; chunk c in stage c % 4
   uint16_t v[kChains][2][kChunk * kValueTile];    // of each chain, as in SharedMemory; 2 x 16 KB
-  float panel[kChains][64 * 64];                  // of each chain, for move_state; 2 x 16 KB
   // Copied (one arrival and its bytes); read (an arrival of each thread of the chains that run).
   uint64_t full[kChainStages], empty[kChainStages];
   // V of a chain: an arrival of each thread that copied it; read, an arrival of each thread of the chain.
@@ -58,14 +52,18 @@ struct Chain {
   int64_t column;
 };
 
+// Blocks of a segment and head: of its pairs of chains; of its tiles where it is a first one.
 GDN_INLINE int64_t chain_blocks(const Dims& dims) { return ceil_div(dims.V / kValueTile + dims.K / kValueTile, kChains); }
+GDN_INLINE int64_t segment_blocks(const Dims& dims) {
+  const int64_t tiles = dims.V / kValueTile, pairs = chain_blocks(dims);
+  return tiles > pairs ? tiles : pairs;
+}
 
-// The chain of a group: block i of a head takes chains i and i + blocks, those of B first.
-__device__ __forceinline__ Chain chain_of(const Dims& dims, const Segment& segment, int64_t block, int group) {
-  const int64_t idx = block + group * chain_blocks(dims), of_b = dims.V / kValueTile;
-  if (idx < of_b) return {true, true, idx * kValueTile};
-  const bool is_there = idx < of_b + dims.K / kValueTile && segment.idx > 0;   // no state comes into a first segment
-  return {is_there, false, (idx - of_b) * kValueTile};
+// The chain of a group: block i of a head takes chains i and i + chain_blocks, those of B first.
+__device__ __forceinline__ Chain chain_of(const Dims& dims, int64_t block, int group) {
+  const int64_t pairs = chain_blocks(dims), idx = block + group * pairs, of_b = dims.V / kValueTile;
+  if (idx < of_b) return {block < pairs, true, idx * kValueTile};
+  return {block < pairs && idx < of_b + dims.K / kValueTile, false, (idx - of_b) * kValueTile};
 }
 
 // Place in the ring of stages: which, and the parity of its phase.
@@ -154,27 +152,18 @@ template <class io_t, int kKeyDim>
 __device__ __forceinline__ void carry_chain(const RuleParams& p, const Segment& segment, int64_t head, const Chain& chain,
                                             int group, int num_chunks, SegmentMemory<kKeyDim>& smem) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x % kGroupThreads / 32;
-  const int row = static_cast<int>(chain.column) + 16 * warp + lane / 4, barrier = kStateBarrier + group;
-  float* const panel = smem.panel[group];
-  // The state, true values, to a [columns][kKeyDim] of the workspace.
-  auto write_columns = [&](float* gmem, State<kKeyDim>& from) {
-    move_state<false>(workspace_view<kKeyDim>(gmem), chain.column * kKeyDim, barrier, panel, from);
-  };
+  const int row = static_cast<int>(chain.column) + 16 * warp + lane / 4;
   State<kKeyDim> state = {};
   if (!chain.has_values) {
 #pragma unroll
     for (int i = 0; i < kKeyDim / 2; ++i) {   // the identity
       state.s[i / 32][i % 32] = 64 * (i / 32) + sum_column(lane, i % 32) == row + 8 * (i / 2 % 2) ? 1.0f : 0.0f;
     }
-  } else if (segment.idx == 0) {
-    const int64_t slot = slot_to_read(p, segment.n);
-    const Place from = initial_place(p, segment.n, head, slot);
-    if (from.is_given) move_state<true>(from.view, from.first(chain.column), barrier, panel, state);
-    write_columns(start_of<kKeyDim>(p, segment.row, head), state);
   }
   run_chain<io_t>(chain.has_values, num_chunks, group, smem, state);
-  write_columns(chain.has_values ? start_of<kKeyDim>(p, segment.row + 1, head) : transition_of<kKeyDim>(p, segment.row, head),
-                state);
+  float* const to =
+      chain.has_values ? start_of<kKeyDim>(p, segment.row + 1, head) : transition_of<kKeyDim>(p, segment.row, head);
+  move_state<false>(workspace_view<kKeyDim>(to), chain.column * kKeyDim, state);
 }
 
 // Starts to copy V of a chunk to a chain, when that has read the one two chunks before.
@@ -195,7 +184,7 @@ __device__ __forceinline__ void feed_chains(const RuleParams& p, const Segment& 
   const int length = static_cast<int>(span.length), num_chunks = length / kChunk;
   const Keys<kKeyDim>* keys = keys_of<kKeyDim>(p, chunk_row, key_head(head, p.dims.Hk, p.dims.Hv));
   const Solved* solved = solved_of<kKeyDim>(p, chunk_row, head);
-  const Chain chains[kChains] = {chain_of(p.dims, segment, block, 0), chain_of(p.dims, segment, block, 1)};
+  const Chain chains[kChains] = {chain_of(p.dims, block, 0), chain_of(p.dims, block, 1)};
   auto values_of = [&](const Chain& chain) {
     const int64_t column = chain.has_values ? chain.column + 8 * (thread % kLanesOfToken) : 0;
     return Tokens{static_cast<uint16_t*>(p.v.data) + p.v.offset(span.batch, span.first, head, column), p.v.stride[1], thread};
@@ -237,40 +226,60 @@ __device__ __forceinline__ void init_chain_barriers(int num_chains, SegmentMemor
   ptx::fence_mbarrier_init();
 }
 
-// Whether anybody asks what the segment does to the state.
+// Whether anybody asks what a segment behind the first does to the state.
 __device__ __forceinline__ bool is_asked_for(const RuleParams& p, const Segment& segment) {
-  if (segment.n >= p.dims.N || segment.idx + 1 >= segment.count || !takes_row(p, segment.n)) return false;
-  return !p.slots.given() || slot_to_read(p, segment.n) >= 0;
+  return segment.n < p.dims.N && takes_row(p, segment.n) && (!p.slots.given() || slot_to_read(p, segment.n) >= 0);
 }
 
+// What the block of a segment behind the first does.
 template <class io_t, int kKeyDim>
-__global__ void __launch_bounds__(kSegmentThreads, 1) segment_kernel(const __grid_constant__ RuleParams p) {
+__device__ __forceinline__ void carry_chains(const RuleParams& p, const Segment& segment, int64_t head, int64_t block,
+                                             SegmentMemory<kKeyDim>& smem) {
+  const int num_chains = chain_of(p.dims, block, 0).is_there + chain_of(p.dims, block, 1).is_there;
+  if (num_chains == 0 || !is_asked_for(p, segment)) {
+    if (blockIdx.x == 0) ptx::griddepcontrol_wait();   // the grid does not end before the one that it overlaps
+    return;
+  }
+  if (threadIdx.x == 0) init_chain_barriers(num_chains, smem);
+  __syncthreads();
+  const Span span = segment_span(p, segment);
+  const int group = __shfl_sync(0xffffffffu, threadIdx.x / kGroupThreads, 0);
+  if (group < kChains) {
+    ptx::setmaxnreg_inc<kChainRegisters>();
+    const Chain chain = chain_of(p.dims, block, group);
+    if (chain.is_there) carry_chain<io_t>(p, segment, head, chain, group, static_cast<int>(span.length / kChunk), smem);
+  } else {
+    ptx::setmaxnreg_dec<kFeedRegisters>();
+    ptx::griddepcontrol_wait();   // for the preparation; the chains wait for what this group brings
+    feed_chains<kKeyDim>(p, segment, span, head, block, smem);
+  }
+}
+
+template <class io_t, class out_t, int kKeyDim>
+__global__ void __launch_bounds__(kThreads, 1) segment_kernel(const __grid_constant__ RuleParams p) {
   if constexpr (!ptx::kHasWgmma) {
     ptx::trap();   // the launcher does not choose this kernel for other targets
   } else {
     extern __shared__ __align__(1024) char smem_bytes[];
-    SegmentMemory<kKeyDim>& smem = *reinterpret_cast<SegmentMemory<kKeyDim>*>(smem_bytes);
     ptx::griddepcontrol_launch_dependents();
-    const uint32_t blocks = static_cast<uint32_t>(chain_blocks(p.dims)), rest = blockIdx.x / blocks;
-    const uint32_t block = blockIdx.x - rest * blocks, heads = static_cast<uint32_t>(p.dims.Hv);
-    const Segment segment = find_segment(p, rest / heads);
-    const int64_t head = rest % heads;
-    const int num_chains = chain_of(p.dims, segment, block, 0).is_there + chain_of(p.dims, segment, block, 1).is_there;
-    if (threadIdx.x == 0 && num_chains > 0) init_chain_barriers(num_chains, smem);
-    ptx::griddepcontrol_wait();   // for the preparation; in all blocks, so that the grid does not end before it
-    if (num_chains == 0 || !is_asked_for(p, segment)) return;
-    __syncthreads();
-    const Span span = segment_span(p, segment);
-    const int group = __shfl_sync(0xffffffffu, threadIdx.x / kGroupThreads, 0);
-    if (group < kChains) {
-      ptx::setmaxnreg_inc<kChainRegisters>();
-      const Chain chain = chain_of(p.dims, segment, block, group);
-      if (chain.is_there) carry_chain<io_t>(p, segment, head, chain, group, static_cast<int>(span.length / kChunk), smem);
+    const uint32_t blocks = static_cast<uint32_t>(segment_blocks(p.dims)), rest = blockIdx.x / blocks;
+    const uint32_t block = blockIdx.x - rest * blocks, heads = static_cast<uint32_t>(p.dims.Hv), idx = rest / heads;
+    const int64_t head = rest - idx * heads;
+    Segment segment = find_earlier_segment(p, idx);
+    if (segment.idx == 0) {
+      if (block * kValueTile >= p.dims.V) segment.n = p.dims.N + 1;   // a tile that is not there
+      const Work work = {segment, key_head(head, p.dims.Hk, p.dims.Hv), head, block * int64_t{kValueTile}};
+      carry<io_t, out_t>(p, work, 1, *reinterpret_cast<SharedMemory<kKeyDim>*>(smem_bytes), NoObserver{});
     } else {
-      ptx::setmaxnreg_dec<kFeedRegisters>();
-      feed_chains<kKeyDim>(p, segment, span, head, block, smem);
+      carry_chains<io_t>(p, segment, head, block, *reinterpret_cast<SegmentMemory<kKeyDim>*>(smem_bytes));
     }
   }
+}
+
+template <int kKeyDim>
+constexpr size_t segment_bytes() {
+  return sizeof(SharedMemory<kKeyDim>) > sizeof(SegmentMemory<kKeyDim>) ? sizeof(SharedMemory<kKeyDim>)
+                                                                         : sizeof(SegmentMemory<kKeyDim>);
 }
 
 }  // namespace gdn::cuda::chunk_sm90

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Where rows and segments of rows are in a launch, and what is kept of them in the workspace behind the prepared chunks:
-//     starts       [segment rows][Hv][V][K] fp32    S^T at the start of each segment
-//     transitions  [segment rows][Hv][K][K] fp32    A^T of each segment: S at its end = A S + what it writes itself
+//     starts       [segment rows][Hv][V][K] fp32    S^T at the start of each segment but the first of a row
+//     transitions  [segment rows][Hv][K][K] fp32    A^T of each segment between: S at its end = A S + what it writes itself
 //     order        [N + 1] int32                    the rows of a ragged call, the longest first
 // With the two-level scan (params.segment_tokens > 0) a row is cut every so many tokens into segments. A segment row is the
 // place of a segment; as with chunk rows, ragged sequences start where there is room for those before whatever their lengths
@@ -24,6 +24,17 @@ GDN_INLINE int64_t segments_of_length(const RuleParams& p, int64_t tokens) {
 
 GDN_INLINE int64_t num_segment_rows(const RuleParams& p) {
   return p.cu_seqlens.given() ? whole_segments(p, p.dims.T) + p.dims.N + 1 : p.dims.N * segments_of_length(p, p.dims.T);
+}
+
+// Segments that the first pass has blocks for, all of a row but its last (of an uncut row that one); that the second has: all
+// but the first.
+GDN_INLINE int64_t num_earlier_segments(const RuleParams& p) {
+  if (p.cu_seqlens.given()) return num_segment_rows(p);
+  const int64_t count = segments_of_length(p, p.dims.T);
+  return p.dims.N * (count > 1 ? count - 1 : count);
+}
+GDN_INLINE int64_t num_later_segments(const RuleParams& p) {
+  return p.cu_seqlens.given() ? num_segment_rows(p) : p.dims.N * (segments_of_length(p, p.dims.T) - 1);
 }
 
 GDN_INLINE int64_t first_segment_row(const RuleParams& p, int64_t n, int64_t first_token) {
