@@ -12,6 +12,7 @@
 // Nothing is exchanged between warps. Without decays W is bounded where beta |k|^2 <= 2, the rule's own region.
 #pragma once
 
+#include "../ptx/half.cuh"
 #include "../ptx/ldmatrix.cuh"
 #include "../ptx/mma.cuh"
 #include "../tile/solve.cuh"
@@ -95,12 +96,17 @@ __device__ __forceinline__ void make_diagonal(const Products& products, const Ta
   }
 }
 
+__device__ __forceinline__ Words<16> finite_pack(const float* x) {
+  return {{ptx::round_pair_fp16_finite(x[0], x[1]), ptx::round_pair_fp16_finite(x[2], x[3]),
+           ptx::round_pair_fp16_finite(x[4], x[5]), ptx::round_pair_fp16_finite(x[6], x[7])}};
+}
+
 // Sixteen numbers, fp16, to row `row` of a 16 x 16 tile (small_tile_offset).
 __device__ __forceinline__ void put_row(const float (&x)[16], int row, fp16_t* smem_tile) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     *reinterpret_cast<Words<16>*>(reinterpret_cast<char*>(smem_tile) + small_tile_offset(row, half)) =
-        round_to_pack<fp16_t, 8>(x + 8 * half);
+        finite_pack(x + 8 * half);
   }
 }
 
@@ -143,6 +149,12 @@ __device__ __forceinline__ void multiply_blocks(const uint32_t (&left)[4], const
   }
 }
 
+// Sums as the A operand of a step; beyond fp16's range its largest number.
+__device__ __forceinline__ void round_to_finite_operand(const float (&x)[8], uint32_t (&a)[4]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) a[i] = ptx::round_pair_fp16_finite(x[2 * i], x[2 * i + 1]);
+}
+
 // Block (i, j), j < i, of W^T or T''^T in `x`, from those above as left operands. kk[m]: K_i K_m^T; w: W_ii^T. Right operands.
 __device__ __forceinline__ void solve_block(int i, int j, const uint32_t (&kk)[kBlocks16 - 1][4], const uint32_t (&w)[4],
                                             uint32_t (&x)[kLowerBlocks][4]) {
@@ -152,9 +164,9 @@ __device__ __forceinline__ void solve_block(int i, int j, const uint32_t (&kk)[k
 #pragma unroll
   for (int n = 0; n < 8; ++n) z[n] = -z[n];
   uint32_t left[4];
-  round_to_operand(z, left);
+  round_to_finite_operand(z, left);
   multiply_blocks(left, w, sums);
-  round_to_operand(sums, x[lower_block(i, j)]);
+  round_to_finite_operand(sums, x[lower_block(i, j)]);
 }
 
 // (N W)^T of block (i, j), j <= i, times its decays: off the diagonal from the column's token to the end of block i - 1, and
