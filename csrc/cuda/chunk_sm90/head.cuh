@@ -25,12 +25,14 @@ constexpr int kBlocks16 = kChunk / 16;
 // Index of block (i, j), j <= i, among those on and below the diagonal.
 __host__ __device__ __forceinline__ constexpr int lower_block(int i, int j) { return i * (i + 1) / 2 + j; }
 constexpr int kLowerBlocks = lower_block(kBlocks16, 0);
+// The same among those below the diagonal, j < i.
+__host__ __device__ __forceinline__ constexpr int below_block(int i, int j) { return lower_block(i - 1, j); }
 
 // Products of blocks, of each what the lanes of a warp hold of it: the diagonal ones of K K^T as sums, columns 0..7, 8..15; the
 // others of it and N as right operands of products with their transposes, fp16.
 struct Products {
   float4 on_diagonal[kBlocks16][2][32];
-  Words<16> kk[kLowerBlocks][32];   // those on the diagonal are not used
+  Words<16> kk[below_block(kBlocks16, 0)][32];
   Words<16> qk[kLowerBlocks][32];
 };
 
@@ -214,7 +216,7 @@ __device__ __forceinline__ void solve_head(const Products& products, const Table
   for (int i = 0; i < kBlocks16; ++i) {
     uint32_t kk[kBlocks16 - 1][4], right[4];
 #pragma unroll
-    for (int m = 0; m < i; ++m) load(products.kk[lower_block(i, m)], kk[m]);
+    for (int m = 0; m < i; ++m) load(products.kk[below_block(i, m)], kk[m]);
     ptx::ldmatrix_x4(ptx::shared_address(smem.solved[i]) + of_lane, right);
     ptx::ldmatrix_x4_trans(ptx::shared_address(smem.solved[i]) + of_lane, w[lower_block(i, i)]);
     ptx::ldmatrix_x4_trans(ptx::shared_address(smem.ended[i]) + of_lane, t[lower_block(i, i)]);

@@ -108,7 +108,7 @@ __device__ __forceinline__ void multiply(const Keys<kKeyDim>& keys, int quarter,
         smem.on_diagonal[row][half][lane] = make_float4(x[0], x[1], x[2], x[3]);
       }
     } else {
-      to[lower_block(row, column)][lane] = right_operand(sums[n], is_diagonal, lane);
+      to[quarter < 2 ? below_block(row, column) : lower_block(row, column)][lane] = right_operand(sums[n], is_diagonal, lane);
     }
   }
 }
