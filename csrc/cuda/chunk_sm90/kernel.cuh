@@ -153,8 +153,9 @@ __device__ __forceinline__ void carry(const RuleParams& p, Work work, int tiles,
       Tile& tile = smem.tile[group];
       work.column += group * kValueTile;
       const Writer<out_t> writer = writer_of<out_t>(p, work, span);
+      const float scale = output_scale(p);
       const auto run = [&](int first, int end, State<kKeyDim>& state) {
-        run_tile<io_t>(work, first, end, length, p.scale, writer, smem, tile, state, observer);
+        run_tile<io_t>(work, first, end, length, scale, writer, smem, tile, state, observer);
         for (int chunk = max(end - 2, 0); chunk < end; ++chunk) wait_phase(tile.o_free[chunk % 2], chunk / 2 % 2);
       };
       float* const panel = reinterpret_cast<float*>(tile.o);   // while no chunk is under way
