@@ -19,8 +19,8 @@ struct Watch {
     auto read = [&](const fp16_t* tile, int row, int col) {
       return to_float(*reinterpret_cast<const fp16_t*>(reinterpret_cast<const char*>(tile) + swizzled_offset<64>(row, col / 8) + 2 * (col % 8)));
     };
-    for (int i = warp * 32 + lane; i < 64 * 128; i += 128) { k[i] = read(stage.keys.k, i / 128, i % 128); q[i] = read(stage.keys.q, i / 128, i % 128); }
-    for (int i = warp * 32 + lane; i < 64 * 64; i += 128) { t[i] = read(stage.solved.t, i / 64, i % 64); m[i] = read(stage.solved.m, i / 64, i % 64); }
+    for (int i = warp * 32 + lane; i < 64 * 128; i += 128) { k[i] = read(stage.keys.k, i / 128, i % 128); q[i] = read(stage.keys.q, i / 128, i % 128) / chunk_sm90::kQueryFactor; }
+    for (int i = warp * 32 + lane; i < 64 * 64; i += 128) { t[i] = read(stage.solved.t, i / 64, i % 64); m[i] = read(stage.solved.m, i / 64, i % 64) / chunk_sm90::kQueryFactor; }
     for (int i = warp * 32 + lane; i < 64; i += 128) decay[i] = stage.solved.gates.decay[chunk_sm90::token_place(i)];
   }
   __device__ void start(int, int) const {}

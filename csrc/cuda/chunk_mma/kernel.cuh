@@ -242,7 +242,8 @@ __device__ __forceinline__ void run_chunks(const RuleParams& p, const Source<kKe
     if (!source.has_columns) continue;
     float o[32];
     int shift[2];
-    float factor[2] = {p.scale * power_of_two(state.exponent[0]), p.scale * power_of_two(state.exponent[1])};
+    const float scale = kParts<Solved> == 2 ? p.scale : chunk_sm90::output_scale(p);
+    float factor[2] = {scale * power_of_two(state.exponent[0]), scale * power_of_two(state.exponent[1])};
     forget_operand(state);
     read_state<kKeyDim, kParts<Solved>>(state, ptx::shared_address(smem.q), rows, o);
     mix_chunk(written, chunk, lane, rows, smem, o, shift);

@@ -12,6 +12,7 @@
 // Nothing is exchanged between warps. Without decays W is bounded where beta |k|^2 <= 2, the rule's own region.
 #pragma once
 
+#include "../ptx/half.cuh"
 #include "../ptx/ldmatrix.cuh"
 #include "../ptx/mma.cuh"
 #include "../tile/solve.cuh"
@@ -24,12 +25,14 @@ constexpr int kBlocks16 = kChunk / 16;
 // Index of block (i, j), j <= i, among those on and below the diagonal.
 __host__ __device__ __forceinline__ constexpr int lower_block(int i, int j) { return i * (i + 1) / 2 + j; }
 constexpr int kLowerBlocks = lower_block(kBlocks16, 0);
+// The same among those below the diagonal, j < i.
+__host__ __device__ __forceinline__ constexpr int below_block(int i, int j) { return lower_block(i - 1, j); }
 
 // Products of blocks, of each what the lanes of a warp hold of it: the diagonal ones of K K^T as sums, columns 0..7, 8..15; the
 // others of it and N as right operands of products with their transposes, fp16.
 struct Products {
   float4 on_diagonal[kBlocks16][2][32];
-  Words<16> kk[kLowerBlocks][32];   // those on the diagonal are not used
+  Words<16> kk[below_block(kBlocks16, 0)][32];
   Words<16> qk[kLowerBlocks][32];
 };
 
@@ -95,12 +98,17 @@ __device__ __forceinline__ void make_diagonal(const Products& products, const Ta
   }
 }
 
+__device__ __forceinline__ Words<16> finite_pack(const float* x) {
+  return {{ptx::round_pair_fp16_finite(x[0], x[1]), ptx::round_pair_fp16_finite(x[2], x[3]),
+           ptx::round_pair_fp16_finite(x[4], x[5]), ptx::round_pair_fp16_finite(x[6], x[7])}};
+}
+
 // Sixteen numbers, fp16, to row `row` of a 16 x 16 tile (small_tile_offset).
 __device__ __forceinline__ void put_row(const float (&x)[16], int row, fp16_t* smem_tile) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     *reinterpret_cast<Words<16>*>(reinterpret_cast<char*>(smem_tile) + small_tile_offset(row, half)) =
-        round_to_pack<fp16_t, 8>(x + 8 * half);
+        finite_pack(x + 8 * half);
   }
 }
 
@@ -143,6 +151,12 @@ __device__ __forceinline__ void multiply_blocks(const uint32_t (&left)[4], const
   }
 }
 
+// Sums as the A operand of a step; beyond fp16's range its largest number.
+__device__ __forceinline__ void round_to_finite_operand(const float (&x)[8], uint32_t (&a)[4]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) a[i] = ptx::round_pair_fp16_finite(x[2 * i], x[2 * i + 1]);
+}
+
 // Block (i, j), j < i, of W^T or T''^T in `x`, from those above as left operands. kk[m]: K_i K_m^T; w: W_ii^T. Right operands.
 __device__ __forceinline__ void solve_block(int i, int j, const uint32_t (&kk)[kBlocks16 - 1][4], const uint32_t (&w)[4],
                                             uint32_t (&x)[kLowerBlocks][4]) {
@@ -152,9 +166,9 @@ __device__ __forceinline__ void solve_block(int i, int j, const uint32_t (&kk)[k
 #pragma unroll
   for (int n = 0; n < 8; ++n) z[n] = -z[n];
   uint32_t left[4];
-  round_to_operand(z, left);
+  round_to_finite_operand(z, left);
   multiply_blocks(left, w, sums);
-  round_to_operand(sums, x[lower_block(i, j)]);
+  round_to_finite_operand(sums, x[lower_block(i, j)]);
 }
 
 // (N W)^T of block (i, j), j <= i, times its decays: off the diagonal from the column's token to the end of block i - 1, and
@@ -202,7 +216,7 @@ __device__ __forceinline__ void solve_head(const Products& products, const Table
   for (int i = 0; i < kBlocks16; ++i) {
     uint32_t kk[kBlocks16 - 1][4], right[4];
 #pragma unroll
-    for (int m = 0; m < i; ++m) load(products.kk[lower_block(i, m)], kk[m]);
+    for (int m = 0; m < i; ++m) load(products.kk[below_block(i, m)], kk[m]);
     ptx::ldmatrix_x4(ptx::shared_address(smem.solved[i]) + of_lane, right);
     ptx::ldmatrix_x4_trans(ptx::shared_address(smem.solved[i]) + of_lane, w[lower_block(i, i)]);
     ptx::ldmatrix_x4_trans(ptx::shared_address(smem.ended[i]) + of_lane, t[lower_block(i, i)]);

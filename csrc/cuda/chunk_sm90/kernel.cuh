@@ -82,7 +82,7 @@ __device__ __forceinline__ void carry_tile(const RuleParams& p, const Work& work
   int chunk = 0;
   do {   // up to the next checkpoint, or to the end
     const int end = next_stop(p, work.segment, chunk, num_chunks);
-    if (end > chunk) run_tile<io_t>(work, chunk, end, length, p.scale, writer, smem, tile, state, observer);
+    if (end > chunk) run_tile<io_t>(work, chunk, end, length, output_scale(p), writer, smem, tile, state, observer);
     chunk = end;
 #pragma unroll 1
     for (int i = 0; i < 2; ++i) {   // both from one copy of the code, which is long

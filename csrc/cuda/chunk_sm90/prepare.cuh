@@ -108,7 +108,7 @@ __device__ __forceinline__ void multiply(const Keys<kKeyDim>& keys, int quarter,
         smem.on_diagonal[row][half][lane] = make_float4(x[0], x[1], x[2], x[3]);
       }
     } else {
-      to[lower_block(row, column)][lane] = right_operand(sums[n], is_diagonal, lane);
+      to[quarter < 2 ? below_block(row, column) : lower_block(row, column)][lane] = right_operand(sums[n], is_diagonal, lane);
     }
   }
 }
@@ -134,7 +134,10 @@ __device__ __forceinline__ void normalise_keys(bool use_l2norm, int count, int t
 #pragma unroll 2
   for (int i = 0; i < 2 * kChunk / kRowsPerPass; ++i) {
     scale_row<io_t, kKeyDim>(i / 2, thread, i % 2 == 0 ? smem.k : smem.q, i % 2 == 0 ? gmem->k : gmem->q,
-                             [&](int row, const auto&, float squares) { return row_factor(squares, use_l2norm, row < count); });
+                             [&](int row, const auto&, float squares) {
+                               const float factor = row_factor(squares, use_l2norm, row < count);
+                               return i % 2 == 1 && use_l2norm ? kQueryFactor * factor : factor;
+                             });
   }
 }
 

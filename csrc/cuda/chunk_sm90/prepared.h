@@ -14,13 +14,19 @@ namespace gdn::cuda::chunk_sm90 {
 constexpr int kChunk = 64;       // tokens of a chunk
 constexpr int kValueTile = 64;   // columns of V of a tile, what a group (Hopper) or a block carries S for
 
-// Of a key head: normalised rows, fp16, [64 t][kKeyDim] in panels of 64 columns, swizzled (tile/swizzle.cuh);
-// 0 for missing tokens. In shared memory it starts at a multiple of 1024 bytes.
+// Of a key head: normalised rows (q's times kQueryFactor where there is l2norm), fp16, [64 t][kKeyDim] in panels of 64 columns,
+// swizzled (tile/swizzle.cuh); 0 for missing tokens. In shared memory it starts at a multiple of 1024 bytes.
 template <int kKeyDim>
 struct alignas(16) Keys {
   fp16_t k[kChunk * kKeyDim];
   fp16_t q[kChunk * kKeyDim];
 };
+
+// What a normalised q is kept times. M has beta in it and grows with q: it stays in fp16's normal range where beta is small.
+constexpr float kQueryFactor = 256.0f;
+
+// What o is to be multiplied by.
+GDN_INLINE float output_scale(const RuleParams& p) { return p.use_qk_l2norm ? p.scale / kQueryFactor : p.scale; }
 
 // Per token of a chunk, at the token's place, fp32; missing tokens have log decay 0.
 struct Gates {

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "../../common/dtypes.h"
+
 namespace gdn::cuda::ptx {
 
 inline uint32_t max_abs_fp16x2(uint32_t largest, uint32_t x) {
@@ -14,6 +16,11 @@ inline uint32_t max_abs_fp16x2(uint32_t largest, uint32_t x) {
     result |= (magnitude > 0x7c00u ? before : std::max(before, magnitude)) << shift;
   }
   return result;
+}
+
+inline uint32_t round_pair_fp16_finite(float low, float high) {
+  const auto bits = [](float x) -> uint32_t { return from_float<fp16_t>(x > 65504.0f ? 65504.0f : x < -65504.0f ? -65504.0f : x).bits; };
+  return bits(low) | bits(high) << 16;
 }
 
 }  // namespace gdn::cuda::ptx
