@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The transfer group: prepared chunks in, by bulk copies, V in, by cp.async, and 16-bit o out, by ordinary stores. It is a group
-// of its own because the instructions of a tile group are what bounds the kernel.
+// The transfer group: prepared chunks in, by bulk copies, V in, by cp.async, and 16-bit o out, by ordinary stores. A group of
+// its own because the instructions of a tile group are what bounds the kernel.
 #pragma once
 
 #include "../ptx/bulk.cuh"
