@@ -105,15 +105,15 @@ def gated_delta_rule(
             on its batch in any mode, but for scan="auto".
         precision: of "chunk": "fp16", what the tensor cores multiply is rounded to float16, scaled so that no magnitude
             of v or of the state overflows. "high", it is split into two float16 numbers instead, of any magnitude of k
-            too: about float32's digits, at a quarter of the speed of compute capability 9.0's kernel.
+            too: about float32's digits, at less than a quarter of the speed of compute capability 9.0's kernel.
         scan: of "chunk" at precision "fp16" on compute capability 9.0: whether a long sequence may be split over the
-            device. "off": never. "auto": it is where sequences x value heads x V / 64 are at most a third of the
-            device's multiprocessors and the sequences are so long that it pays (from about 2,500 tokens on; those
+            device. "off": never. "auto": it is where sequences x value heads x V / 64 are at most half of the
+            device's multiprocessors and the sequences are so long that it pays (from about 2,000 tokens on; those
             of cu_seqlens count as equally long). What a segment does to the state that comes to it is made as a [K, K]
             matrix, and the states at the start of all segments from those matrices, in float32; nothing is left out.
             Repeated calls are promised the same bits, and no more: the number of segments depends on the device and the
             batch. Allocates (K + V) K 4 bytes a value head and segment beside the above, for at most as many segments
-            as fit the device (at most 11 MB on an H200 where K = V = 128).
+            as fit the device twice (at most 17 MB on an H200 where K = V = 128).
         gate_domain: "log", or "linear" where g holds the decay exp(g) itself, in [0, 1].
         checkpoint_every: int, a multiple of 64: keep the state after every so many tokens of each sequence, counted
             from the start of this call, the last token included. None: keep none.

@@ -108,7 +108,8 @@ __device__ __forceinline__ void carry_transfer(const RuleParams& p, const Work& 
   Copier<kKeyDim> copier = {keys_of<kKeyDim>(p, chunk_row, work.key_head),
                             solved_of<kKeyDim>(p, chunk_row, work.head), p.dims.Hk, p.dims.Hv};
   ptx::griddepcontrol_wait();   // for the preparation
-  run_transfer<out_t>(static_cast<int>(span.length), tiles, tokens_of(p.v, work, span), tokens_of(p.out, work, span), copier, smem);
+  run_transfer<out_t>(static_cast<int>(span.length), tiles, tokens_of(p.v, work, span), tokens_of(p.out, work, span), copier,
+                      smem);
 }
 
 template <int kKeyDim>
@@ -129,7 +130,7 @@ __device__ __forceinline__ void init_barriers(int tiles, SharedMemory<kKeyDim>& 
   ptx::fence_mbarrier_init();
 }
 
-// A block's life: the first `tiles` tiles of its memory from that of `work` on.
+// A block's life: `tiles` tiles of a head side by side, the first that of `work`.
 template <class io_t, class out_t, int kKeyDim, class Observer>
 __device__ __forceinline__ void carry(const RuleParams& p, const Work& work, int tiles, SharedMemory<kKeyDim>& smem,
                                       const Observer& observer) {

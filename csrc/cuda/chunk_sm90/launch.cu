@@ -54,7 +54,7 @@ int64_t num_tiles(const RuleParams& params) {
 // a block does before and behind its chunks.
 constexpr int64_t kTenthsOfPair = 17, kTenthsOfEnds = 40;
 
-// How many blocks carry two tiles, so that the call is done soonest: none, as many as fill the device, or all. From shapes
+// How many blocks carry two tiles, so that the call is done soonest: none, as many as fill whole rounds, or all. From shapes
 // alone, as if rows were equally long.
 int64_t choose_pairs(const RuleParams& params) {
   const int64_t tiles = num_tiles(params), most = tiles / 2, at_once = num_multiprocessors();

@@ -9,7 +9,7 @@
 // Grid    x: segment (slowest), value head, one of as many blocks as a head has pairs of chains or tiles of V.
 // Block   of a first segment: as in kernel.cuh. Of another, three warpgroups: 0 and 1 carry a chain each, 64 columns of B or of
 //         A, through the same chunks; one works while the other waits. Group 2 brings chunks and V in.
-// Reads   Keys, T and decays of Solved, v; what kernel.cuh reads for first segments.
+// Reads   Keys, T'' and decays of Solved, v; what kernel.cuh reads for first segments.
 // Writes  B to starts[segment row + 1], A^T to transitions[segment row]; of first segments o, checkpoints and the state, of an
 //         uncut row to where it belongs, else to starts[segment row + 1].
 // Then combine.cuh makes each start from the one before, and chunk_kernel runs all segments but the first from theirs.
@@ -175,7 +175,7 @@ __device__ __forceinline__ void feed_values(int chunk, int length, int group, co
   ptx::cp_async_mbarrier_arrive(ptx::shared_address(&smem.v_ready[group][half]));
 }
 
-// Group 2: k, T, decays and V of all chunks.
+// Group 2: k, T'', decays and V of all chunks.
 template <int kKeyDim>
 __device__ __forceinline__ void feed_chains(const RuleParams& p, const Segment& segment, const Span& span, int64_t head,
                                             int64_t block, SegmentMemory<kKeyDim>& smem) {
