@@ -38,8 +38,9 @@ struct Work {
 struct alignas(1024) Tile {
   uint16_t v[2][kChunk * kValueTile];   // V of chunk c in v[c % 2], [64 t][64 v] in the io dtype; 2 x 8 KB
   uint16_t o[2][kChunk * kValueTile];   // 16-bit o of chunk c in o[c % 2], [64 t][64 v]; 2 x 8 KB
-  // Between the groups, an arrival from each thread; one phase in two chunks: v is read; o written, read.
-  uint64_t v_free[2], o_ready[2], o_free[2];
+  // Between the groups, an arrival from each thread; one phase in two chunks: v is read, o written.
+  uint64_t v_free[2], o_ready[2];
+  uint64_t o_taken;   // o of the last chunk but two; one phase a call
 };
 
 template <int kKeyDim>

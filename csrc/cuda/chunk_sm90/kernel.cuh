@@ -122,7 +122,8 @@ __device__ __forceinline__ void init_barriers(int tiles, SharedMemory<kKeyDim>& 
   }
 #pragma unroll
   for (Tile& tile : smem.tile) {
-    for (uint64_t* barriers : {tile.v_free, tile.o_ready, tile.o_free}) {
+    init(tile.o_taken, kGroupThreads);
+    for (uint64_t* barriers : {tile.v_free, tile.o_ready}) {
       init(barriers[0], kGroupThreads);
       init(barriers[1], kGroupThreads);
     }

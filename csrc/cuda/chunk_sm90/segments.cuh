@@ -121,8 +121,7 @@ __device__ __forceinline__ void run_chain(bool has_values, int num_chunks, int g
     ptx::wgmma_wait_group<0>();   // U^T
     hold(sums);
     hold(x);
-#pragma unroll
-    for (int step = 0; step < 4; ++step) round_to_operand(sums + 8 * step, x[step]);
+    round_tokens(sums, x);
     ptx::wgmma_fence();
     issue_write(x, stage.k, state);
     const int slot = turn.slot;

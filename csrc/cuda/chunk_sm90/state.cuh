@@ -56,6 +56,12 @@ __device__ __forceinline__ void subtract_prediction(const float2 (&decay)[8], co
   }
 }
 
+// Sums of all tokens as the operand of the next product.
+__device__ __forceinline__ void round_tokens(const float (&x)[32], uint32_t (&operand)[4][4]) {
+#pragma unroll
+  for (int step = 0; step < 4; ++step) round_to_operand(x + 8 * step, operand[step]);
+}
+
 // x times the factors of its tokens.
 __device__ __forceinline__ void scale_tokens(const float2 (&factors)[8], float (&x)[32]) {
 #pragma unroll
@@ -79,14 +85,14 @@ __device__ __forceinline__ void take_values(int chunk, int warp, int lane, Tile&
 }
 
 // O^T of a chunk, at the scale of the rows of S, to the transfer group. That its place is free is known from V of the next
-// chunk, which the transfer group brings later than it takes o of two chunks before; of the last chunk by asking.
+// chunk, which the transfer group brings later than it takes o of two chunks before; of the sequence's last chunk by asking.
 template <class out_t, int kKeyDim>
-__device__ __forceinline__ void give_output(int chunk, int length, bool is_last, float scale, const Writer<out_t>& writer,
+__device__ __forceinline__ void give_output(int chunk, int length, bool has_next, float scale, const Writer<out_t>& writer,
                                             const State<kKeyDim>& state, Tile& tile, float (&o)[32]) {
   const float factor[2] = {scale * power_of_two(state.exponent[0]), scale * power_of_two(state.exponent[1])};
   scale_rows(factor, o);
   const int half = chunk % 2, first = chunk * kChunk;
-  if (is_last) wait_phase(tile.o_free[half], chunk / 2 % 2 ^ 1);
+  if (!has_next && chunk >= 2) wait_phase(tile.o_taken, 0);
   writer.write(o, tile.o[half], first, min(length - first, kChunk));
   arrive(tile.o_ready[half]);
 }
@@ -140,8 +146,7 @@ __device__ __forceinline__ void run_tile(const Work& work, int first, int end, i
     hold(sums);
     observer.phase(Phase::kU);
     observer.write(work, chunk, warp, lane, sums, state);
-#pragma unroll
-    for (int step = 0; step < 4; ++step) round_to_operand(sums + 8 * step, u[step]);
+    round_tokens(sums, u);
     ptx::wgmma_fence();
     issue_write(u, stage.keys.k, state);
     ptx::wgmma_wait_group<kPanels>();   // S^T q^T
@@ -153,8 +158,9 @@ __device__ __forceinline__ void run_tile(const Work& work, int first, int end, i
     observer.phase(Phase::kUpdate);
     const int slot = turn.slot;
     turn = turn.next();
+    const bool has_next = (chunk + 1) * kChunk < length;   // behind a checkpoint too
+    if (has_next) wait_phase(smem.full[turn.slot], turn.parity);
     if (!is_last) {
-      wait_phase(smem.full[turn.slot], turn.parity);
       take_values<io_t>(chunk + 1, warp, lane, tile, stored_v, of_v);
       chunk_decay = smem.stage[turn.slot].solved.gates.decay[kChunk - 1];
     }
@@ -172,7 +178,7 @@ __device__ __forceinline__ void run_tile(const Work& work, int first, int end, i
     hold(o);
     hold(x);
     arrive(smem.empty[slot]);
-    give_output(chunk, length, is_last, scale, writer, state, tile, o);
+    give_output(chunk, length, has_next, scale, writer, state, tile, o);
     observer.phase(Phase::kUpdated);
     finish_operand(of_v, state, largest);
   }

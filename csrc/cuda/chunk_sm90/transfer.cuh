@@ -50,10 +50,7 @@ __device__ __forceinline__ void take_output(int chunk, int length, const Tokens&
   if constexpr (sizeof(out_t) == 2) {
     Words<16> x[kChunk / kTokensAtOnce];
     out.read(tile.o[half], x);
-    arrive(tile.o_free[half]);
     out.write(chunk * kChunk, length, x);
-  } else {
-    arrive(tile.o_free[half]);
   }
 }
 
@@ -80,7 +77,10 @@ __device__ __forceinline__ void run_transfer(int length, int tiles, const Tokens
     __syncwarp();
     if (chunk > 0) turn = turn.next();
 #pragma unroll 1
-    for (int i = 0; i < tiles; ++i) take_output<out_t>(chunk, length, out.of_tile(i), smem.tile[i]);
+    for (int i = 0; i < tiles; ++i) {
+      take_output<out_t>(chunk, length, out.of_tile(i), smem.tile[i]);
+      if (chunk + 3 == num_chunks) arrive(smem.tile[i].o_taken);
+    }
     // Behind o: who sees V of a chunk knows that o's place is free.
     bring_values(chunk + kStages, slot, length, tiles, v, smem);
     slot = slot + 1 < kStages ? slot + 1 : 0;
