@@ -302,6 +302,23 @@ def test_batch_row_is_the_row_alone(kernel, device, dtype, mode):
     assert_same(alone, states[1:2], "state of row 1")
 
 
+@pytest.mark.parametrize("shape", (Shape(1, 2, 128, 128), Shape(2, 2, 64, 256)), ids=str)
+def test_more_rows_than_the_device_takes_at_once(kernel, device, shape):
+    """Of so many rows a block of Hopper's kernel carries two tiles of V: the bits of the row alone, checkpoints too"""
+    rows, tokens = 34, 200
+    x = rule_inputs(rows, tokens, shape, dtype=torch.bfloat16, device=device)
+    fresh = rule_state(rows, shape, device=device)
+    state, kept = fresh.clone(), torch.full((3 * rows, *fresh.shape[1:]), NAN, device=device)
+    options = {"mode": "chunk", "scan": "off", "checkpoint_every": 64}
+    out = run(kernel, x, state, checkpoints=kept, **options)
+    for n in (0, 1, 16, 33):
+        alone, of_row = fresh[n : n + 1].clone(), torch.full_like(kept[:3], NAN)
+        expected = run(kernel, x.rows(slice(n, n + 1)), alone, checkpoints=of_row, **options)
+        assert_same(out[n : n + 1], expected, f"output of row {n}")
+        assert_same(state[n : n + 1], alone, f"state of row {n}")
+        assert_same(kept[3 * n : 3 * n + 3], of_row, f"checkpoints of row {n}")
+
+
 @each_half
 def test_repeated_runs(kernel, device, dtype):
     shape = Shape(2, 6, 128, 128)
