@@ -35,6 +35,9 @@ struct RuleParams {
   bool may_scan;                 // of Hopper's chunk kernel: a long row may be cut; then only repeats keep their bits
   RowRange rows;
   int64_t segment_tokens;        // of that kernel, set by its launcher: tokens from cut to cut of a row; 0: none
+  // Of that kernel, set by its launcher where it prepares and carries side by side (relay.cuh): chunks of key heads that are
+  // prepared before, 0: all; multiprocessors that carry; blocks that go on preparing at least.
+  int64_t items_ahead, carrying_multiprocessors, staying_blocks;
   View checkpoints;              // [total_checkpoints, Hv, K, V], written; not given: none
   int64_t total_checkpoints;
   int64_t checkpoint_every;      // tokens between two of a sequence, a multiple of 64

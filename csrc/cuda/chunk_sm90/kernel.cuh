@@ -100,16 +100,34 @@ __device__ __forceinline__ Tokens tokens_of(const View& view, const Work& work, 
   return {static_cast<uint16_t*>(view.data) + view.offset(span.batch, span.first, work.head, column), view.stride[1], thread};
 }
 
-// The transfer group.
+template <int kKeyDim>
+__device__ __forceinline__ Copier<kKeyDim> copier_of(const RuleParams& p, const Work& work, int64_t chunk_row) {
+  return {keys_of<kKeyDim>(p, chunk_row, work.key_head), solved_of<kKeyDim>(p, chunk_row, work.head), p.dims.Hk, p.dims.Hv, {}};
+}
+
+// The transfer group. In a block of two tiles it brings the chunks too.
 template <class out_t, int kKeyDim>
 __device__ __forceinline__ void carry_transfer(const RuleParams& p, const Work& work, const Span& span, int tiles,
                                                SharedMemory<kKeyDim>& smem) {
+  Copier<kKeyDim> copier = copier_of<kKeyDim>(p, work, first_chunk_row(p, work.segment.n, span.first));
+  const bool has_copies = tiles == kMostTiles;
+  if (has_copies) ptx::griddepcontrol_wait();   // for the preparation
+  run_transfer<out_t>(static_cast<int>(span.length), tiles, has_copies, tokens_of(p.v, work, span), tokens_of(p.out, work, span),
+                      copier, smem);
+}
+
+// In a block of one tile a warp of the second tile group brings the chunks.
+template <int kKeyDim>
+__device__ __forceinline__ void carry_copies(const RuleParams& p, const Work& work, const Span& span,
+                                             SharedMemory<kKeyDim>& smem) {
+  if (threadIdx.x % kGroupThreads >= 32) return;
+  const int num_chunks = static_cast<int>((span.length + kChunk - 1) / kChunk);
   const int64_t chunk_row = first_chunk_row(p, work.segment.n, span.first);
-  Copier<kKeyDim> copier = {keys_of<kKeyDim>(p, chunk_row, work.key_head),
-                            solved_of<kKeyDim>(p, chunk_row, work.head), p.dims.Hk, p.dims.Hv};
-  ptx::griddepcontrol_wait();   // for the preparation
-  run_transfer<out_t>(static_cast<int>(span.length), tiles, tokens_of(p.v, work, span), tokens_of(p.out, work, span), copier,
-                      smem);
+  Copier<kKeyDim> copier = copier_of<kKeyDim>(p, work, chunk_row);
+  Prepared prepared = prepared_of<kKeyDim>(p, chunk_row, work.key_head, num_chunks);
+  if (!is_relayed(p)) ptx::griddepcontrol_wait();   // for the preparation
+  run_copies(num_chunks, static_cast<int>(threadIdx.x % 32), prepared, copier, smem);
+  ptx::griddepcontrol_wait();   // the grid does not end before the preparation
 }
 
 template <int kKeyDim>
@@ -155,12 +173,16 @@ __device__ __forceinline__ void carry(const RuleParams& p, const Work& work, int
   }
   __syncthreads();
   const int group = __shfl_sync(0xffffffffu, threadIdx.x / kGroupThreads, 0);
-  if (group < kMostTiles) {
+  if (group < tiles) {
     ptx::setmaxnreg_inc<kTileRegisters>();
-    if (group < tiles) carry_tile<io_t, out_t>(p, smem.work[group], smem.span, smem, smem.tile[group], observer);
+    carry_tile<io_t, out_t>(p, smem.work[group], smem.span, smem, smem.tile[group], observer);
   } else {
     ptx::setmaxnreg_dec<kTransferRegisters>();
-    carry_transfer<out_t>(p, smem.work[0], smem.span, tiles, smem);
+    if (group == kMostTiles) {
+      carry_transfer<out_t>(p, smem.work[0], smem.span, tiles, smem);
+    } else {
+      carry_copies(p, smem.work[0], smem.span, smem);
+    }
   }
 }
 

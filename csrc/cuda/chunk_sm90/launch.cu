@@ -4,6 +4,7 @@
 #include "../rule_kernels.h"
 #include "combine.cuh"
 #include "prepare.cuh"
+#include "relay.cuh"
 #include "segments.cuh"
 #include "takes.h"
 
@@ -40,8 +41,23 @@ int64_t choose_segment_tokens(const RuleParams& params) {
   return best;
 }
 
+int64_t num_items(const RuleParams& params) { return num_chunk_rows(params) * params.dims.Hk; }
+
+// Items to prepare before the carrying starts (relay.cuh), or 0: all.
+int64_t choose_items_ahead(const RuleParams& params) {
+  const char* const given = getenv("AHEAD");
+  return given ? atoi(given) * num_items(params) / 100 : 0;
+}
+
 RuleParams with_segments(RuleParams params) {
   params.segment_tokens = choose_segment_tokens(params);
+  params.items_ahead = params.carrying_multiprocessors = params.staying_blocks = 0;
+  const int64_t tiles = params.dims.N * params.dims.Hv * (params.dims.V / kValueTile);
+  if (!is_scanned(params) && tiles < num_multiprocessors()) {
+    params.items_ahead = choose_items_ahead(params);
+    params.carrying_multiprocessors = tiles;
+    params.staying_blocks = (num_multiprocessors() - tiles) * Hopper::kBlocks;
+  }
   return params;
 }
 
@@ -88,9 +104,16 @@ int combine_groups(const RuleParams& params) {
 
 template <class io_t, int kKeyDim>
 const char* launch_prepare(const RuleParams& params, void* stream) {
-  const int64_t items = num_chunk_rows(params) * params.dims.Hk;
+  const int64_t items = num_items(params);
+  if (is_relayed(params)) {
+    const int64_t words = relay_words(params);
+    if (const char* error = launch_early(clear_kernel, ceil_div(words, kClearThreads), kClearThreads, 0, stream,
+                                   reinterpret_cast<uint32_t*>(relay_of<kKeyDim>(params)), words)) {
+      return error;
+    }
+  }
   const int64_t blocks = std::min<int64_t>(items, Hopper::kBlocks * num_multiprocessors());
-  return launch(prepare_kernel<io_t, kKeyDim>, blocks, kPrepareThreads, sizeof(PrepareMemory<kKeyDim>),
+  return launch_early(prepare_kernel<io_t, kKeyDim>, blocks, kPrepareThreads, sizeof(PrepareMemory<kKeyDim>),
                 stream, params);
 }
 

@@ -11,6 +11,7 @@
 
 #include "../ptx/pdl.cuh"
 #include "head.cuh"
+#include "relay.cuh"
 #include "rows.cuh"
 
 namespace gdn::cuda::chunk_sm90 {
@@ -150,8 +151,12 @@ __device__ __forceinline__ int own_thread() {
 // blocks these are.
 __device__ __forceinline__ int first_head_of(int smem_shift) { return (own_thread() / 32 + smem_shift) & (kWarps - 1); }
 
-// By one warp: finds an item.
-__device__ __forceinline__ void look_ahead(const RuleParams& p, uint32_t index, int lane, Item& smem) {
+// By one warp: finds the block's item behind item `before`.
+template <int kKeyDim>
+__device__ __forceinline__ void look_ahead(const RuleParams& p, uint32_t before, int lane, Item& smem) {
+  uint32_t index = 0;
+  if (lane == 0) index = next_item<kKeyDim>(p, before);
+  index = __shfl_sync(0xffffffffu, index, 0);
   const uint32_t key_heads = static_cast<uint32_t>(p.dims.Hk), chunk_row = index / key_heads;
   const bool is_given = chunk_row < static_cast<uint32_t>(num_chunk_rows(p));
   Item item = {{0, 0, 0}, index, chunk_row, index - chunk_row * key_heads, is_given};
@@ -180,7 +185,7 @@ __device__ __forceinline__ void make_products(const RuleParams& p, const Item& m
   __syncthreads();   // k and q are there
   if (count > 0) multiply(smem.keys, first_head_of(smem.shift), thread % 32, smem.products);
   __syncthreads();   // and read: their place is the heads'
-  if (first_head_of(smem.shift) == kWarps - 1) look_ahead(p, mine.index + gridDim.x, thread % 32, smem.item);
+  if (first_head_of(smem.shift) == kWarps - 1) look_ahead<kKeyDim>(p, mine.index, thread % 32, smem.item);
 }
 
 // One item. A warp takes a turn for each of its value heads and at least one: in the first all make the products.
@@ -205,7 +210,10 @@ __device__ __forceinline__ void prepare_item(const RuleParams& p, PrepareMemory<
     is_first = false;
     head += kWarps;
   } while (head < smem.heads);
-  __syncthreads();   // the next item is found, and nobody needs the products any more
+  __syncthreads();   // the next item is found, nobody needs the products any more, and all is written
+  if (is_relayed(p) && first_head_of(smem.shift) == kWarps - 1 && own_thread() % 32 == 0 && mine.chunk.count > 0) {
+    ptx::st_release_gpu(relay_of<kKeyDim>(p)->ready + static_cast<int64_t>(mine.chunk_row) * p.dims.Hk + mine.key_head, 1);
+  }
 }
 
 // Each section of the build that compiles this has a kernel of its own, named by such a struct.
@@ -218,6 +226,7 @@ template <class io_t, int kKeyDim, class Section = Hopper>
 __global__ void __launch_bounds__(kPrepareThreads, Section::kBlocks) prepare_kernel(const __grid_constant__ RuleParams p) {
   extern __shared__ __align__(1024) char smem_bytes[];
   PrepareMemory<kKeyDim>& smem = *reinterpret_cast<PrepareMemory<kKeyDim>*>(smem_bytes);
+  ptx::griddepcontrol_wait();   // for the words of relay.cuh, before chunk_kernel may start
   ptx::griddepcontrol_launch_dependents();
   if (threadIdx.x == 0) {
     smem.heads = static_cast<int>(p.dims.Hv) / static_cast<int>(p.dims.Hk);

@@ -3,6 +3,8 @@
 //     starts       [segment rows][Hv][V][K] fp32    S^T at the start of each segment but the first of a row
 //     transitions  [segment rows][Hv][K][K] fp32    A^T of each segment between: S at its end = A S + what it writes itself
 //     order        [N + 1] int32                    the rows of a ragged call, the longest first
+//     relay        Relay                            what says which chunks are prepared (relay.cuh)
+// The last two never beside one another or segments.
 // With the two-level scan (params.segment_tokens > 0) a row is cut every so many tokens into segments. A segment row is the
 // place of a segment; as with chunk rows, ragged sequences start where there is room for those before whatever their lengths
 // are: row = first token / segment_tokens + sequence + segment.
@@ -63,6 +65,20 @@ GDN_INLINE int32_t* order_of(const RuleParams& p) {
   return reinterpret_cast<int32_t*>(static_cast<char*>(p.workspace) + prepared_bytes<kKeyDim>(p));   // never beside segments
 }
 
+// Words of a call that prepares and carries side by side, all zero at its start.
+struct Relay {
+  uint32_t next;    // item behind the first ones that nobody has begun, counted from these
+  uint32_t ended;   // blocks of the preparation that left their multiprocessor to the carrying, or tried to
+  uint32_t ready[1];   // [chunk rows][Hk] not zero: the chunk is prepared
+};
+GDN_INLINE bool is_relayed(const RuleParams& p) { return p.items_ahead > 0; }
+GDN_INLINE int64_t relay_words(const RuleParams& p) { return 2 + num_chunk_rows(p) * p.dims.Hk; }
+
+template <int kKeyDim>
+GDN_INLINE Relay* relay_of(const RuleParams& p) {
+  return reinterpret_cast<Relay*>(static_cast<char*>(p.workspace) + prepared_bytes<kKeyDim>(p));
+}
+
 template <int kKeyDim>
 GDN_INLINE int64_t workspace_bytes(const RuleParams& p) {
   int64_t bytes = prepared_bytes<kKeyDim>(p);
@@ -70,6 +86,7 @@ GDN_INLINE int64_t workspace_bytes(const RuleParams& p) {
     bytes += num_segment_rows(p) * p.dims.Hv * (p.dims.V + kKeyDim) * kKeyDim * static_cast<int64_t>(sizeof(float));
   }
   if (has_order(p)) bytes += num_rows(p) * static_cast<int64_t>(sizeof(int32_t));
+  if (is_relayed(p)) bytes += relay_words(p) * static_cast<int64_t>(sizeof(uint32_t));
   return bytes;
 }
 

@@ -4,28 +4,43 @@
 #pragma once
 
 #include "../ptx/bulk.cuh"
+#include "relay.cuh"
 #include "tokens.cuh"
 
 namespace gdn::cuda::chunk_sm90 {
 
-// Brings the chunks of the workspace to the stages. By one thread.
+// Brings the chunks of the workspace to the stages, one after the other.
 template <int kKeyDim>
 struct Copier {
-  const Keys<kKeyDim>* keys;   // of the sequence's first chunk
+  const Keys<kKeyDim>* keys;   // of the next chunk
   const Solved* solved;
   int64_t keys_stride, solved_stride;   // from chunk to chunk
+  Turn turn;                            // the next chunk's stage
 
-  // The next chunk, to stage `slot`, which nobody reads any more.
-  __device__ __forceinline__ void copy(int slot, SharedMemory<kKeyDim>& smem) {
-    Stage<kKeyDim>& stage = smem.stage[slot];
-    const uint32_t full = ptx::shared_address(&smem.full[slot]);
+  // Starts to bring the next chunk when nobody reads its stage any more. By one thread.
+  __device__ __forceinline__ void bring(SharedMemory<kKeyDim>& smem) {
+    wait_phase(smem.empty[turn.slot], turn.parity ^ 1);
+    Stage<kKeyDim>& stage = smem.stage[turn.slot];
+    const uint32_t full = ptx::shared_address(&smem.full[turn.slot]);
     ptx::mbarrier_arrive_expect_tx(full, sizeof(Keys<kKeyDim>) + sizeof(Solved));
     ptx::bulk_copy_to_shared(ptx::shared_address(&stage.keys), keys, sizeof(Keys<kKeyDim>), full);
     ptx::bulk_copy_to_shared(ptx::shared_address(&stage.solved), solved, sizeof(Solved), full);
     keys += keys_stride;
     solved += solved_stride;
+    turn = turn.next();
   }
 };
+
+// All chunks, by a warp that has nothing else to do.
+template <int kKeyDim>
+__device__ __forceinline__ void run_copies(int num_chunks, int lane, Prepared& prepared, Copier<kKeyDim>& copier,
+                                           SharedMemory<kKeyDim>& smem) {
+#pragma unroll 1
+  for (int chunk = 0; chunk < num_chunks; ++chunk) {
+    prepared.wait_for(chunk, lane);
+    if (lane == 0) copier.bring(smem);
+  }
+}
 
 // Starts to copy V of `chunk`, if there is such a chunk, to where V of the one two before was.
 template <int kKeyDim>
@@ -54,28 +69,24 @@ __device__ __forceinline__ void take_output(int chunk, int length, const Tokens&
   }
 }
 
-// The whole life of the transfer group of a block that carries the first `tiles` of its memory's tiles.
+// The whole life of the transfer group of a block that carries the first `tiles` of its memory's tiles. With `has_copies` it
+// brings the chunks too.
 template <class out_t, int kKeyDim>
-__device__ __forceinline__ void run_transfer(int length, int tiles, const Tokens& v, const Tokens& out, Copier<kKeyDim>& copier,
-                                             SharedMemory<kKeyDim>& smem) {
+__device__ __forceinline__ void run_transfer(int length, int tiles, bool has_copies, const Tokens& v, const Tokens& out,
+                                             Copier<kKeyDim>& copier, SharedMemory<kKeyDim>& smem) {
   const int num_chunks = (length + kChunk - 1) / kChunk;
-  const bool copies = out.thread == 0;
+  const bool copies = has_copies && out.thread == 0;
   if (copies) {
-    for (int slot = 0; slot < min(num_chunks, kStages); ++slot) copier.copy(slot, smem);
+    for (int chunk = 0; chunk < min(num_chunks, kStages); ++chunk) copier.bring(smem);
   }
   __syncwarp();
 #pragma unroll 1
   for (int chunk = 0; chunk < kStages; ++chunk) bring_values(chunk, chunk, length, tiles, v, smem);
-  Turn turn;
   int slot = 0;   // the stage of the chunk
 #pragma unroll 1
   for (int chunk = 0; chunk < num_chunks; ++chunk) {
-    if (copies && chunk > 0 && chunk - 1 + kStages < num_chunks) {
-      wait_phase(smem.empty[turn.slot], turn.parity);
-      copier.copy(turn.slot, smem);
-    }
+    if (copies && chunk > 0 && chunk - 1 + kStages < num_chunks) copier.bring(smem);
     __syncwarp();
-    if (chunk > 0) turn = turn.next();
 #pragma unroll 1
     for (int i = 0; i < tiles; ++i) {
       take_output<out_t>(chunk, length, out.of_tile(i), smem.tile[i]);
