@@ -13,8 +13,8 @@
 
 namespace gdn::cuda::chunk_mma {
 
-using chunk_sm90::first_chunk_row;
 using chunk_sm90::Block16;
+using chunk_sm90::first_chunk_row;
 using chunk_sm90::Gates;
 using chunk_sm90::kChunk;
 using chunk_sm90::Keys;
@@ -48,7 +48,8 @@ struct alignas(16) HighSolved {
 template <class Solved>
 constexpr int kParts = std::is_same_v<Solved, HighSolved> ? 2 : 1;
 
-// A matrix of tokens in shared memory: T'' or M, the blocks on and below the diagonal in the order of their places; whole tiles.
+// A matrix of tokens in shared memory: of T'' or M the blocks on and below the diagonal, in the order of their indices; at high
+// precision whole tiles.
 struct LowerBlocks {
   Block16 block[10];
 };

@@ -67,8 +67,8 @@ constexpr int kSecondPiece = sizeof(Solved::First), kThirdPiece = kSecondPiece +
 static_assert(sizeof(Solved) == kThirdPiece + sizeof(Solved::Third) && sizeof(Solved) == 20 * kBlockBytes + sizeof(Gates),
               "nothing but blocks and gates");
 
-// Where block (i, j), j <= i, of T'' or M lies: which one it is of the matrix's own, piece after piece, and bytes from the start of
-// Solved.
+// Where block (i, j), j <= i, of T'' or M lies: which one it is of the matrix's own, piece after piece; bytes from the start
+// of Solved.
 struct PlacesOfT {
   static constexpr bool kRises = false;
   GDN_INLINE static constexpr int index(int i, int j) { return (j == 0 ? 0 : j == 3 ? 4 : j == 2 ? 5 : 7) + 3 - i; }

@@ -31,7 +31,7 @@ __device__ __forceinline__ uint32_t transposed_block_address(uint32_t tile, int 
   return (first ^ (column_block * 32)) + row_block * (16 * kPanelRowBytes);   // the rows' blocks by immediate offsets
 }
 
-constexpr int kBlockBytes = 16 * 16 * 2;   // of a block of 16 rows of a panel of 16 columns; it starts at a multiple of 256 bytes
+constexpr int kBlockBytes = 16 * 16 * 2;   // of 16 rows of a panel of 16 columns, which starts at a multiple of 256 bytes
 
 // Bytes from the start of such a block to columns 8 half .. of row `row`.
 __host__ __device__ __forceinline__ constexpr uint32_t small_tile_offset(int row, int half) {
