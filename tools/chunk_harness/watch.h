@@ -20,15 +20,23 @@ struct Watch {
       return to_float(*reinterpret_cast<const fp16_t*>(reinterpret_cast<const char*>(tile) + swizzled_offset<64>(row, col / 8) + 2 * (col % 8)));
     };
     for (int i = warp * 32 + lane; i < 64 * 128; i += 128) { k[i] = read(stage.keys.k, i / 128, i % 128); q[i] = read(stage.keys.q, i / 128, i % 128) / chunk_sm90::kQueryFactor; }
-    for (int i = warp * 32 + lane; i < 64 * 64; i += 128) { t[i] = read(stage.solved.t, i / 64, i % 64); m[i] = read(stage.solved.m, i / 64, i % 64) / chunk_sm90::kQueryFactor; }
-    for (int i = warp * 32 + lane; i < 64; i += 128) decay[i] = stage.solved.gates.decay[chunk_sm90::token_place(i)];
+    auto element = [&](int panel_start, int row, int col) {   // row: as they lie in the panel
+      const char* const panel = reinterpret_cast<const char*>(&stage.solved) + panel_start;
+      return to_float(*reinterpret_cast<const fp16_t*>(panel + row / 16 * kBlockBytes + small_tile_offset(row % 16, col % 16 / 8) + 2 * (col % 8)));
+    };
+    for (int i = warp * 32 + lane; i < 64 * 64; i += 128) {
+      const int row = i / 64, col = i % 64;
+      t[i] = element(chunk_sm90::panel_start<chunk_sm90::PlacesOfT>(col / 16), row ^ 48, col);
+      m[i] = element(chunk_sm90::panel_start<chunk_sm90::PlacesOfM>(col / 16), row, col) / chunk_sm90::kQueryFactor;
+    }
+    for (int i = warp * 32 + lane; i < 64; i += 128) decay[i] = stage.solved.first.gates.decay[chunk_sm90::token_place(i)];
   }
   __device__ void start(int, int) const {}
   __device__ void phase(chunk_sm90::Phase) const {}
   template <class State>
-  __device__ void sums(float* to, int warp, int lane, const float (&s)[32], const State& state) const {
+  __device__ void sums(float* to, int warp, int lane, const float (&s)[32], const State& state, int flip = 0) const {
     for (int i = 0; i < 32; ++i) {
-      to[(16 * warp + sum_row(lane, i)) * 64 + sum_column(lane, i)] = s[i] * exp2f(static_cast<float>(state.exponent[i / 2 % 2]));
+      to[(16 * warp + sum_row(lane, i)) * 64 + (sum_column(lane, i) ^ flip)] = s[i] * exp2f(static_cast<float>(state.exponent[i / 2 % 2]));
     }
   }
   template <class State>
@@ -41,7 +49,7 @@ struct Watch {
     sums(x, warp, lane, s, state);
   }
   template <class State>
-  __device__ void write(const chunk_sm90::Work& w, int c, int warp, int lane, const float (&s)[32], const State& state) const { if (here(w, c)) sums(u, warp, lane, s, state); }
+  __device__ void write(const chunk_sm90::Work& w, int c, int warp, int lane, const float (&s)[32], const State& state) const { if (here(w, c)) sums(u, warp, lane, s, state, 48); }
 };
 
 static double rel(const std::vector<float>& x, const std::vector<double>& r, const char* name, int cols) {

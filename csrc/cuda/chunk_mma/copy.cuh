@@ -21,6 +21,26 @@ __device__ __forceinline__ void copy_image(void* smem, const void* gmem) {
   }
 }
 
+// T'' or T, and the gates.
+__device__ __forceinline__ void copy_t(const Solved& gmem, LowerBlocks& smem, Gates& smem_gates) {
+  copy_image<sizeof(gmem.first.t)>(smem.block[PlacesOfT::index(3, 0)], gmem.first.t);
+  copy_image<sizeof(gmem.second.t)>(smem.block[PlacesOfT::index(3, 2)], gmem.second.t);
+  copy_image<sizeof(gmem.third.t)>(smem.block[PlacesOfT::index(3, 1)], gmem.third.t);
+  copy_image<sizeof(Gates)>(&smem_gates, &gmem.first.gates);
+}
+__device__ __forceinline__ void copy_t(const HighSolved& gmem, HighTiles& smem, HighGates& smem_gates) {
+  copy_image<sizeof(smem)>(&smem, gmem.t);
+  copy_image<sizeof(HighGates)>(&smem_gates, &gmem.gates);
+}
+
+// M or P.
+__device__ __forceinline__ void copy_mix(const Solved& gmem, LowerBlocks& smem) {
+  copy_image<sizeof(gmem.first.m)>(smem.block[PlacesOfM::index(1, 1)], gmem.first.m);
+  copy_image<sizeof(gmem.second.m)>(smem.block[PlacesOfM::index(3, 3)], gmem.second.m);
+  copy_image<sizeof(gmem.third.m)>(smem.block[PlacesOfM::index(2, 2)], gmem.third.m);
+}
+__device__ __forceinline__ void copy_mix(const HighSolved& gmem, HighTiles& smem) { copy_image<sizeof(smem)>(&smem, gmem.p); }
+
 // Where a sequence's chunks lie, and a warp's columns of V.
 template <int kKeyDim, class Solved>
 struct Source {
@@ -39,12 +59,11 @@ struct Source {
   // What comes behind the product with T'' (or T).
   __device__ __forceinline__ void copy_late(int chunk, SharedMemory<kKeyDim, Solved>& smem) const {
     copy_image<sizeof(Keys<kKeyDim>::q)>(smem.q, keys[chunk * keys_stride].q);
-    copy_image<sizeof(smem.mix)>(&smem.mix, mix_of(solved[chunk * solved_stride]));
+    copy_mix(solved[chunk * solved_stride], smem.mix);
   }
   // What comes before it but k. A warp's part of V is its own.
   __device__ __forceinline__ void copy_early(int chunk, int warp, int lane, SharedMemory<kKeyDim, Solved>& smem) const {
-    copy_image<sizeof(Solved::t)>(smem.t, solved[chunk * solved_stride].t);
-    copy_image<sizeof(Solved::gates)>(&smem.gates[chunk % 2], &solved[chunk * solved_stride].gates);
+    copy_t(solved[chunk * solved_stride], smem.t, smem.gates[chunk % 2]);
     if (!has_columns) return;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {   // missing tokens are zeros

@@ -114,7 +114,7 @@ __device__ __forceinline__ void solve_chunk(float (&x)[32], int, int, const Lane
                                             Written& written) {
   round_tokens(x, written.x);
   float sums[32] = {};
-  multiply_lower(written.x, ptx::shared_address(&smem.t), rows, sums);
+  multiply_lower(written.x, OfLowerBlocks<PlacesOfT>(smem.t, rows), sums);
   round_tokens(sums, written.end);
 }
 template <class Smem>
@@ -126,7 +126,7 @@ __device__ __forceinline__ void solve_chunk(float (&x)[32], int chunk, int lane,
   round_tokens(x, operand);
 #pragma unroll
   for (int i = 0; i < 32; ++i) written.u[i] = 0.0f;
-  multiply_lower(operand, ptx::shared_address(&smem.t), rows, written.u);
+  multiply_lower(operand, OfHighTiles(smem.t, rows), written.u);
   scale_tokens(smem.gates[chunk % 2].solve, lane, written.u);
   const float back[2] = {power_of_two(shift[0]), power_of_two(shift[1])};
 #pragma unroll
@@ -164,7 +164,7 @@ __device__ __forceinline__ void mix_chunk(Written& written, int chunk, int lane,
                                           float (&o)[32], int (&shift)[2]) {
   shift[0] = shift[1] = 0;
   scale_tokens(read_q_of(smem.gates[chunk % 2]), lane, o);
-  multiply_lower(written.x, ptx::shared_address(&smem.mix), rows, o);
+  multiply_lower(written.x, OfLowerBlocks<PlacesOfM>(smem.mix, rows), o);
 }
 template <class Smem>
 __device__ __forceinline__ void mix_chunk(HighWritten& written, int chunk, int lane, const LaneRows& rows, const Smem& smem,
@@ -176,7 +176,7 @@ __device__ __forceinline__ void mix_chunk(HighWritten& written, int chunk, int l
   for (int i = 0; i < 32; ++i) o[i] *= factor[i / 2 % 2];
   Operand<2> operand;
   round_tokens(written.u, operand);
-  multiply_lower(operand, ptx::shared_address(&smem.mix), rows, o);
+  multiply_lower(operand, OfHighTiles(smem.mix, rows), o);
   scale_tokens(smem.gates[chunk % 2].mix, lane, o);
 }
 

@@ -6,16 +6,21 @@
 // missing in these is in the fp32 factors of the tokens.
 #pragma once
 
+#include <type_traits>
+
 #include "../chunk_sm90/prepared.h"
 #include "rows.cuh"
 
 namespace gdn::cuda::chunk_mma {
 
+using chunk_sm90::Block16;
 using chunk_sm90::first_chunk_row;
 using chunk_sm90::Gates;
 using chunk_sm90::kChunk;
 using chunk_sm90::Keys;
 using chunk_sm90::num_chunk_rows;
+using chunk_sm90::PlacesOfM;
+using chunk_sm90::PlacesOfT;
 using chunk_sm90::prepared_bytes;
 using chunk_sm90::Solved;
 using chunk_sm90::solved_of;
@@ -41,7 +46,20 @@ struct alignas(16) HighSolved {
 
 // fp16 tiles that a matrix of tokens is the sum of.
 template <class Solved>
-constexpr int kParts = static_cast<int>(sizeof(Solved::t) / sizeof(fp16_t)) / (kChunk * kChunk);
+constexpr int kParts = std::is_same_v<Solved, HighSolved> ? 2 : 1;
+
+// A matrix of tokens in shared memory: of T'' or M the blocks on and below the diagonal, in the order of their indices; at high
+// precision whole tiles.
+struct LowerBlocks {
+  Block16 block[10];
+};
+struct HighTiles {
+  fp16_t part[2][kChunk * kChunk];
+};
+template <class Solved>
+using TilesOf = std::conditional_t<kParts<Solved> == 2, HighTiles, LowerBlocks>;
+template <class Solved>
+using GatesOf = std::conditional_t<kParts<Solved> == 2, HighGates, Gates>;
 
 GDN_INLINE const float* read_k_of(const Gates& gates) { return gates.decay; }
 GDN_INLINE const float* read_q_of(const Gates& gates) { return gates.decay; }
@@ -50,17 +68,13 @@ GDN_INLINE const float* read_k_of(const HighGates& gates) { return gates.read_k;
 GDN_INLINE const float* read_q_of(const HighGates& gates) { return gates.read_q; }
 GDN_INLINE float chunk_decay_of(const HighGates& gates) { return gates.decay[0]; }
 
-// The matrix that goes into o: M of X, or P of U.
-GDN_INLINE const void* mix_of(const Solved& solved) { return solved.m; }
-GDN_INLINE const void* mix_of(const HighSolved& solved) { return solved.p; }
-
-// K = 128: 73 KB, at high precision 91 KB: 99 are what a block can have on compute capabilities 8.6, 8.9 and 12.0.
+// K = 128: 67 KB, at high precision 91 KB: 99 are what a block can have on compute capabilities 8.6, 8.9 and 12.0.
 template <int kKeyDim, class Solved>
 struct alignas(1024) SharedMemory {
   fp16_t k[2][kChunk * kKeyDim];   // of chunk c in k[c % 2]
   fp16_t q[kChunk * kKeyDim];
-  decltype(Solved::t) t, mix;
-  decltype(Solved::gates) gates[2];
+  TilesOf<Solved> t, mix;   // mix: the matrix that goes into o, M of X or P of U
+  GatesOf<Solved> gates[2];
   uint16_t v[kWarps][kChunk * 16];   // [64 t][16 v] in the io dtype, of each warp
   Work work;                         // here, so that nobody keeps it in registers over the chunks
 };

@@ -51,8 +51,9 @@ __device__ __forceinline__ void forget_operand(State<kKeyDim>& state) {
 // has them, rows and panels further down are constants behind.
 struct LaneRows {
   uint32_t at[4];
+  uint32_t in_block;   // the same in a Block16
 
-  __device__ __forceinline__ explicit LaneRows(int lane) {
+  __device__ __forceinline__ explicit LaneRows(int lane) : in_block(small_tile_offset(lane % 16, lane / 16)) {
 #pragma unroll
     for (int block = 0; block < 4; ++block) at[block] = block_address(0, 0, block, lane);
   }
@@ -91,19 +92,36 @@ __device__ __forceinline__ void read_state(const State<kKeyDim>& state, uint32_t
   }
 }
 
-// sums [16, 64] += x tile^T, tile [64 out][64 in] in kParts parts, zeros right of the diagonal.
-template <int kParts>
-__device__ __forceinline__ void multiply_lower(const Operand<kParts>& x, uint32_t tile, const LaneRows& rows,
-                                               float (&sums)[32]) {
+// Where a lane finds its row of block (i, j) of a matrix of tokens in shared memory, and of a part of it.
+template <class Places>
+struct OfLowerBlocks {
+  uint32_t first;
+
+  __device__ __forceinline__ OfLowerBlocks(const LowerBlocks& smem, const LaneRows& rows)
+      : first(ptx::shared_address(&smem) + rows.in_block) {}
+  __device__ __forceinline__ uint32_t at(int, int i, int j) const { return first + kBlockBytes * Places::index(i, j); }
+};
+struct OfHighTiles {
+  uint32_t tile;
+  const LaneRows& rows;
+
+  __device__ __forceinline__ OfHighTiles(const HighTiles& smem, const LaneRows& rows)
+      : tile(ptx::shared_address(&smem)), rows(rows) {}
+  __device__ __forceinline__ uint32_t at(int part, int i, int j) const {
+    return tile + rows.at[j] + part * kPanelBytes + i * kBlockRowBytes;
+  }
+};
+
+// sums [16, 64] += x tile^T, tile [64 out][64 in] in kParts parts, of which nothing right of the diagonal is read.
+template <int kParts, class Blocks>
+__device__ __forceinline__ void multiply_lower(const Operand<kParts>& x, const Blocks& tile, float (&sums)[32]) {
 #pragma unroll
   for (int step = 0; step < 4; ++step) {
 #pragma unroll
     for (int block = step; block < 4; ++block) {
       uint32_t b[kParts][4];
 #pragma unroll
-      for (int part = 0; part < kParts; ++part) {
-        ptx::ldmatrix_x4(tile + rows.at[step] + part * kPanelBytes + block * kBlockRowBytes, b[part]);
-      }
+      for (int part = 0; part < kParts; ++part) ptx::ldmatrix_x4(tile.at(part, block, step), b[part]);
 #pragma unroll
       for (int which = 2 * kParts - 2; which >= 0; --which) {   // high high last
         const int of_x = which == 2, of_tile = which == 1;

@@ -14,11 +14,30 @@ constexpr int kThreads = (kMostTiles + 1) * kGroupThreads;   // a tile group eac
 constexpr int kTileRegisters = 224, kTransferRegisters = 56;
 static_assert(kMostTiles * kTileRegisters + kTransferRegisters <= 3 * 168, "registers of the block");
 
+// Solved with zeros for the blocks right of the diagonal, once written; 13.75 KB.
+struct alignas(256) SpreadSolved {
+  Block16 zeros_1[1];   // before M_1
+  Solved::First first;
+  Block16 zeros_3[3];   // behind T_3, before M_3
+  Solved::Second second;
+  Block16 zeros_2[2];   // behind T_2, before M_2
+  Solved::Third third;
+  Block16 zeros_last[1];   // behind T_1
+};
+
+// Bytes from the start of SpreadSolved to panel j, zeros and all, of T'' or M.
+template <class Places>
+GDN_INLINE constexpr int panel_start(int j) {
+  const int kept = Places::offset(Places::kRises ? j : 3, j);   // its first block
+  const int zeros = kept >= kThirdPiece ? 6 : kept >= kSecondPiece ? 4 : 1;
+  return kept + kBlockBytes * (zeros - (Places::kRises ? j : 0));
+}
+
 // A chunk as prepare left it in the workspace.
 template <int kKeyDim>
 struct alignas(1024) Stage {
   Keys<kKeyDim> keys;
-  Solved solved;
+  SpreadSolved solved;
 };
 
 // A segment of a row; a row that is not cut is one segment (segments.h).
@@ -45,7 +64,7 @@ struct alignas(1024) Tile {
 
 template <int kKeyDim>
 struct alignas(1024) SharedMemory {
-  Stage<kKeyDim> stage[kStages];   // 49 KB each; chunk c in stage c % 3
+  Stage<kKeyDim> stage[kStages];   // 46 KB each; chunk c in stage c % 3
   Tile tile[kMostTiles];           // 33 KB each
   uint64_t full[kStages];          // keys, T'', M and V are there: an arrival and its bytes, one from each thread that copies V
   uint64_t empty[kStages];         // read; an arrival from each thread of the tile groups

@@ -21,6 +21,29 @@ __device__ __forceinline__ uint64_t k_major_descriptor(const fp16_t* tile) {
   return ptx::wgmma_descriptor_128b(ptx::shared_address(tile), 16, 8 * kPanelRowBytes);
 }
 
+// Of the panels of T'' or M, to which the start of one is added. In units of 16 bytes.
+__device__ __forceinline__ uint64_t panels_descriptor(const SpreadSolved& solved) {
+  return ptx::wgmma_descriptor_32b(ptx::shared_address(&solved), kBlockBytes / 2);
+}
+template <class Places>
+__device__ __forceinline__ constexpr uint64_t panel_step(int j) {
+  return static_cast<uint64_t>(panel_start<Places>(j)) >> 4;
+}
+
+// The zeros of all stages, for wgmma behind the next __syncthreads: 16 bytes a thread and stage. By the whole block.
+template <class StageOf, int kCount>
+__device__ __forceinline__ void write_zeros(StageOf (&smem_stages)[kCount]) {
+  constexpr int kOfBlock = kBlockBytes / 16;
+  static_assert(7 * kOfBlock <= kThreads, "all of a stage's");
+  const int thread = threadIdx.x, block = thread / kOfBlock;
+  if (block >= 7) return;
+  const int at = 16 * thread + (block >= 1 ? sizeof(Solved::First) : 0) + (block >= 4 ? sizeof(Solved::Second) : 0) +
+                 (block >= 6 ? sizeof(Solved::Third) : 0);
+#pragma unroll
+  for (StageOf& stage : smem_stages) *reinterpret_cast<Words<16>*>(reinterpret_cast<char*>(&stage.solved) + at) = {};
+  ptx::fence_proxy_async();
+}
+
 template <int kCount>
 __device__ __forceinline__ void hold(float (&x)[kCount]) {
 #pragma unroll

@@ -46,13 +46,13 @@ struct Tables {
 };
 
 // What a warp needs for a head besides, 6 KB.
-struct alignas(1024) HeadMemory {
-  fp16_t strip[16 * kChunk];   // 16 rows of T'', then of M, on their way out; swizzled, right of the diagonal zeros
+struct alignas(256) HeadMemory {
+  Block16 strip[kBlocks16];   // a row of blocks of T'', then of M, on their way out
   union {
     float a[kBlocks16 * kUnitLowerFloats];   // diagonal blocks of diag(beta) L
     struct {
-      fp16_t solved[kBlocks16][16 * 16];     // W_ii
-      fp16_t ended[kBlocks16][16 * 16];      // T''_ii
+      Block16 solved[kBlocks16];             // W_ii
+      Block16 ended[kBlocks16];              // T''_ii
     };
   };
 };
@@ -118,7 +118,7 @@ __device__ __forceinline__ void solve_diagonal(const Tables& tables, int lane, H
   float low[16] = {}, high[16] = {};
   invert_unit_lower_rows(smem.a + kUnitLowerFloats * block, row, low, high);
   __syncwarp();   // A is read
-  const auto scale_and_put = [&](const float* smem_factors, fp16_t (&smem_tiles)[kBlocks16][16 * 16]) {   // columns
+  const auto scale_and_put = [&](const float* smem_factors, Block16 (&smem_tiles)[kBlocks16]) {   // columns
     float factor[16];
     load_floats<16>(smem_factors + 16 * block, factor);
 #pragma unroll
@@ -133,13 +133,16 @@ __device__ __forceinline__ void solve_diagonal(const Tables& tables, int lane, H
   scale_and_put(tables.to_end(), smem.ended);
 }
 
-// The strip, 2 KB, to rows 16 i .. of an image.
-__device__ __forceinline__ void copy_strip(const HeadMemory& smem, int i, int lane, fp16_t* gmem_image) {
+// The row i of blocks of T'' or M to the workspace, from the strip, or its diagonal block from elsewhere.
+template <class Places>
+__device__ __forceinline__ void copy_strip(const HeadMemory& smem, int i, int lane, const Block16& diagonal, Solved* gmem) {
   __syncwarp();   // it is written
-  const Words<16>* const from = reinterpret_cast<const Words<16>*>(smem.strip);
-  Words<16>* const to = reinterpret_cast<Words<16>*>(gmem_image + 16 * kChunk * i);
 #pragma unroll
-  for (int n = 0; n < 4; ++n) to[lane + 32 * n] = from[lane + 32 * n];
+  for (int j = 0; j <= i; ++j) {
+    const Block16& block = j < i ? smem.strip[j] : diagonal;
+    Words<16>* const to = reinterpret_cast<Words<16>*>(reinterpret_cast<char*>(gmem) + Places::offset(i, j));
+    to[lane] = reinterpret_cast<const Words<16>*>(block)[lane];
+  }
   __syncwarp();   // and read
 }
 
@@ -196,9 +199,6 @@ __device__ __forceinline__ void solve_head(const Products& products, const Table
                                            Solved* gmem) {
   const uint32_t strip = ptx::shared_address(smem.strip);
   const uint32_t of_lane = small_tile_offset(8 * (lane / 16) + lane % 8, lane / 8 % 2);   // upper left, upper right, lower ones
-  constexpr uint32_t kZeros[4] = {};
-#pragma unroll
-  for (int j = 1; j < kBlocks16; ++j) ptx::stmatrix_x4(block_address(strip, 0, j, lane), kZeros);
   __syncwarp();   // the tables are written
   make_diagonal(products, tables, lane, smem);
   __syncwarp();   // diag(beta) L is written
@@ -209,7 +209,7 @@ __device__ __forceinline__ void solve_head(const Products& products, const Table
     for (int n = 0; n < 4; ++n) x[n] = operand[lane].word[n];
   };
   const auto store = [&](int j, const uint32_t(&x)[4]) {
-    ptx::stmatrix_x4_trans(transposed_block_address(strip, 0, j, lane), x);
+    ptx::stmatrix_x4_trans(strip + of_lane + j * kBlockBytes, x);
   };
   uint32_t w[kLowerBlocks][4], t[kLowerBlocks][4];   // W^T and T''^T
 #pragma unroll
@@ -226,8 +226,8 @@ __device__ __forceinline__ void solve_head(const Products& products, const Table
       solve_block(i, j, kk, right, w);
     }
 #pragma unroll
-    for (int j = 0; j <= i; ++j) store(j, t[lower_block(i, j)]);
-    copy_strip(smem, i, lane, gmem->t);
+    for (int j = 0; j < i; ++j) store(j, t[lower_block(i, j)]);
+    copy_strip<PlacesOfT>(smem, i, lane, smem.ended[i], gmem);
     uint32_t qk[kBlocks16][4];
 #pragma unroll
     for (int m = 0; m <= i; ++m) load(products.qk[lower_block(i, m)], qk[m]);
@@ -241,7 +241,7 @@ __device__ __forceinline__ void solve_head(const Products& products, const Table
       round_to_operand(sums, mixed);
       store(j, mixed);
     }
-    copy_strip(smem, i, lane, gmem->m);
+    copy_strip<PlacesOfM>(smem, i, lane, smem.strip[i], gmem);
   }
 }
 

@@ -163,6 +163,7 @@ __device__ __forceinline__ void carry(const RuleParams& p, const Work& work, int
     if (blockIdx.x == 0) ptx::griddepcontrol_wait();   // the grid does not end before the one that it overlaps
     return;
   }
+  write_zeros(smem.stage);
   if (threadIdx.x == 0) {
     init_barriers(tiles, smem);
     smem.span = segment_span(p, work.segment);

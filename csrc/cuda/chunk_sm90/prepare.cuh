@@ -204,7 +204,7 @@ __device__ __forceinline__ void prepare_item(const RuleParams& p, PrepareMemory<
     const bool is_there = mine.chunk.count > 0 && head < smem.heads;
     const int64_t head_of_call = mine.key_head * smem.heads + head;
     Solved* const gmem = solved_of<kKeyDim>(p, mine.chunk_row, head_of_call);
-    if (is_there) make_gates(p, mine, head_of_call, lane, &gmem->gates, smem.tables[warp]);
+    if (is_there) make_gates(p, mine, head_of_call, lane, &gmem->first.gates, smem.tables[warp]);
     if (is_first) make_products<io_t>(p, mine, smem);
     if (is_there) solve_head(smem.products, smem.tables[warp], lane, smem.head[warp], gmem);
     is_first = false;

@@ -8,6 +8,9 @@
 
 #include "../../common/dtypes.h"
 #include "../../common/params.h"
+#include "../tile/swizzle.cuh"
+
+#include <cstddef>
 
 namespace gdn::cuda::chunk_sm90 {
 
@@ -39,12 +42,48 @@ GDN_INLINE constexpr int token_place(int token) {
   return token / 16 * 16 + token % 8 / 2 * 4 + token / 8 % 2 * 2 + token % 2;
 }
 
-// Of a value head, in the symbols of kernel.cuh: what takes X to the write and to o. Both are [64 out][64 in], fp16, swizzled,
-// zeros right of the diagonal.
+using Block16 = fp16_t[16 * 16];   // a block of rows of a panel of 16 columns (tile/swizzle.cuh)
+
+// Of a value head, in the symbols of kernel.cuh: what takes X to the write and to o, fp16,
+//     T'' = diag(e^(sum_64 - sum)) (I + A)^-1 diag(beta),   M = P (I + A)^-1 diag(beta),   [64 out][64 in]
+// in panels of 16 columns, of which only the blocks on and below the diagonal are here: four of panel 0, one of panel 3. In
+// shared memory zeros stand for the others (config.h). M's rows of blocks rise in a panel, those of T'' fall, so that the zeros
+// lie before a panel of M and behind one of T'': one chunk is three pieces with zeros between, and they serve both sides.
+//     [M_1 M_0 gates T_0 T_3]   [M_3 T_2]   [M_2 T_1]      (T_j, M_j: panel j)
 struct alignas(16) Solved {
-  fp16_t t[kChunk * kChunk];   // diag(e^(sum_64 - sum)) (I + A)^-1 diag(beta)
-  fp16_t m[kChunk * kChunk];   // P (I + A)^-1 diag(beta)
-  Gates gates;
+  struct First {
+    Block16 m[7];
+    Gates gates;
+    Block16 t[5];
+  } first;
+  struct Second {
+    Block16 m[1], t[2];
+  } second;
+  struct Third {
+    Block16 m[2], t[3];
+  } third;
+};
+constexpr int kSecondPiece = sizeof(Solved::First), kThirdPiece = kSecondPiece + sizeof(Solved::Second);
+static_assert(sizeof(Solved) == kThirdPiece + sizeof(Solved::Third) && sizeof(Solved) == 20 * kBlockBytes + sizeof(Gates),
+              "nothing but blocks and gates");
+
+// Where block (i, j), j <= i, of T'' or M lies: which one it is of the matrix's own, piece after piece; bytes from the start
+// of Solved.
+struct PlacesOfT {
+  static constexpr bool kRises = false;
+  GDN_INLINE static constexpr int index(int i, int j) { return (j == 0 ? 0 : j == 3 ? 4 : j == 2 ? 5 : 7) + 3 - i; }
+  GDN_INLINE static constexpr int offset(int i, int j) {
+    return kBlockBytes * index(i, j) + (j == 1   ? kThirdPiece - 5 * kBlockBytes
+                                        : j == 2 ? kSecondPiece - 4 * kBlockBytes
+                                                 : static_cast<int>(offsetof(Solved::First, t)));
+  }
+};
+struct PlacesOfM {
+  static constexpr bool kRises = true;
+  GDN_INLINE static constexpr int index(int i, int j) { return (j == 1 ? 0 : j == 0 ? 3 : j == 3 ? 7 : 8) + i - j; }
+  GDN_INLINE static constexpr int offset(int i, int j) {
+    return kBlockBytes * index(i, j) + (j == 2 ? kThirdPiece - 8 * kBlockBytes : j == 3 ? kSecondPiece - 7 * kBlockBytes : 0);
+  }
 };
 
 // Chunk rows of a call, known from its shapes.

@@ -30,13 +30,12 @@ static_assert(kChains * kChainRegisters + kFeedRegisters <= 3 * 168, "registers 
 template <int kKeyDim>
 struct alignas(1024) ChainStage {
   fp16_t k[kChunk * kKeyDim];
-  fp16_t t[kChunk * kChunk];
-  Gates gates;
+  SpreadSolved solved;   // M's places stay empty
 };
 
 template <int kKeyDim>
 struct alignas(1024) SegmentMemory {
-  ChainStage<kKeyDim> stage[kChainStages];        // 4 x 25 KB; chunk c in stage c % 4
+  ChainStage<kKeyDim> stage[kChainStages];        // 4 x 30 KB; chunk c in stage c % 4
   uint16_t v[kChains][2][kChunk * kValueTile];    // of each chain, as in SharedMemory; 2 x 16 KB
   // Copied (one arrival and its bytes); read (an arrival of each thread of the chains that run).
   uint64_t full[kChainStages], empty[kChainStages];
@@ -99,7 +98,7 @@ __device__ __forceinline__ void run_chain(bool has_values, int num_chunks, int g
   wait_phase(smem.full[0], 0);
   take_chain_values<io_t>(has_values, 0, group, warp, lane, smem, stored_v, of_v);
   start_operand(of_v, state, largest);
-  decay_state(smem.stage[0].gates.decay[kChunk - 1], state);
+  decay_state(smem.stage[0].solved.first.gates.decay[kChunk - 1], state);
 #pragma unroll 1
   for (int chunk = 0; chunk < num_chunks; ++chunk) {
     const ChainStage<kKeyDim>& stage = smem.stage[turn.slot];
@@ -109,7 +108,7 @@ __device__ __forceinline__ void run_chain(bool has_values, int num_chunks, int g
     ptx::wgmma_fence();
     issue_read(state, stage.k, sums);
     wait_phase(smem.full[turn.slot], turn.parity);   // it is; no load moves up across the branch, between the products
-    read_factors(stage.gates.decay, lane, decay);
+    read_factors(stage.solved.first.gates.decay, lane, decay);
     scale_values<io_t>(stored_v, state, v);
     hold(v);
     ptx::wgmma_wait_group<0>();   // S^T k^T
@@ -117,7 +116,7 @@ __device__ __forceinline__ void run_chain(bool has_values, int num_chunks, int g
     hold(state.operand);
     subtract_prediction(decay, v, sums, x);
     ptx::wgmma_fence();
-    issue_tokens<false>(x, stage.t, sums);
+    issue_tokens<false, PlacesOfT>(x, stage.solved, sums);
     ptx::wgmma_wait_group<0>();   // U^T
     hold(sums);
     hold(x);
@@ -130,7 +129,7 @@ __device__ __forceinline__ void run_chain(bool has_values, int num_chunks, int g
     if (chunk + 1 < num_chunks) {
       take_chain_values<io_t>(has_values, chunk + 1, group, warp, lane, smem, stored_v, of_v);
       wait_phase(smem.full[turn.slot], turn.parity);
-      next_decay = smem.stage[turn.slot].gates.decay[kChunk - 1];
+      next_decay = smem.stage[turn.slot].solved.first.gates.decay[kChunk - 1];
     }
     largest[0] = largest[1] = 0;
     if constexpr (kPanels == 2) {   // the first panel is rounded while the second is under way
@@ -196,10 +195,13 @@ __device__ __forceinline__ void feed_chains(const RuleParams& p, const Segment& 
       wait_phase(smem.empty[turn.slot], turn.parity ^ 1);
       ChainStage<kKeyDim>& stage = smem.stage[turn.slot];
       const uint32_t full = ptx::shared_address(&smem.full[turn.slot]);
-      ptx::mbarrier_arrive_expect_tx(full, sizeof(stage.k) + sizeof(stage.t) + sizeof(stage.gates));
+      SpreadSolved& to = stage.solved;
+      constexpr int kFirstBytes = sizeof(Solved::First) - offsetof(Solved::First, gates);   // gates, and T'' behind them
+      ptx::mbarrier_arrive_expect_tx(full, sizeof(stage.k) + kFirstBytes + sizeof(to.second.t) + sizeof(to.third.t));
       ptx::bulk_copy_to_shared(ptx::shared_address(&stage.k), keys->k, sizeof(stage.k), full);
-      ptx::bulk_copy_to_shared(ptx::shared_address(&stage.t), solved->t, sizeof(stage.t), full);
-      ptx::bulk_copy_to_shared(ptx::shared_address(&stage.gates), &solved->gates, sizeof(stage.gates), full);
+      ptx::bulk_copy_to_shared(ptx::shared_address(&to.first.gates), &solved->first.gates, kFirstBytes, full);
+      ptx::bulk_copy_to_shared(ptx::shared_address(&to.second.t), solved->second.t, sizeof(to.second.t), full);
+      ptx::bulk_copy_to_shared(ptx::shared_address(&to.third.t), solved->third.t, sizeof(to.third.t), full);
     }
     __syncwarp();
     keys += p.dims.Hk;
@@ -239,6 +241,7 @@ __device__ __forceinline__ void carry_chains(const RuleParams& p, const Segment&
     if (blockIdx.x == 0) ptx::griddepcontrol_wait();   // the grid does not end before the one that it overlaps
     return;
   }
+  write_zeros(smem.stage);
   if (threadIdx.x == 0) init_chain_barriers(num_chains, smem);
   __syncthreads();
   const Span span = segment_span(p, segment);

@@ -22,13 +22,14 @@ __device__ __forceinline__ void issue_read(const State<kKeyDim>& state, const fp
   ptx::wgmma_commit_group();
 }
 
-// Issues sums (+)= operand tile^T [64 v, 64 t] with a tile [64 t out][64 t in] as one group.
-template <bool kAccumulate>
-__device__ __forceinline__ void issue_tokens(const uint32_t (&operand)[4][4], const fp16_t* tile, float (&sums)[32]) {
-  const uint64_t b = k_major_descriptor(tile);
-  ptx::wgmma_m64n64k16<kAccumulate>(sums, operand[0], b);
+// Issues sums (+)= operand tile^T [64 v, 64 t] with T'' or M [64 t out][64 t in] as one group. Blocks of 16 tokens come out in
+// the order of the rows of its panels.
+template <bool kAccumulate, class Places>
+__device__ __forceinline__ void issue_tokens(const uint32_t (&operand)[4][4], const SpreadSolved& solved, float (&sums)[32]) {
+  const uint64_t b = panels_descriptor(solved);
+  ptx::wgmma_m64n64k16<kAccumulate>(sums, operand[0], b + panel_step<Places>(0));
 #pragma unroll
-  for (int s = 1; s < 4; ++s) ptx::wgmma_m64n64k16<true>(sums, operand[s], b + k_major_step(s));
+  for (int s = 1; s < 4; ++s) ptx::wgmma_m64n64k16<true>(sums, operand[s], b + panel_step<Places>(s));
   ptx::wgmma_commit_group();
 }
 
@@ -56,10 +57,10 @@ __device__ __forceinline__ void subtract_prediction(const float2 (&decay)[8], co
   }
 }
 
-// Sums of all tokens as the operand of the next product.
-__device__ __forceinline__ void round_tokens(const float (&x)[32], uint32_t (&operand)[4][4]) {
+// U^T, its blocks of tokens in falling order, as the operand of the next product.
+__device__ __forceinline__ void round_tokens(const float (&u)[32], uint32_t (&operand)[4][4]) {
 #pragma unroll
-  for (int step = 0; step < 4; ++step) round_to_operand(x + 8 * step, operand[step]);
+  for (int step = 0; step < 4; ++step) round_to_operand(u + 8 * (3 - step), operand[step]);
 }
 
 // x times the factors of its tokens.
@@ -113,7 +114,7 @@ __device__ __forceinline__ void run_tile(const Work& work, int first, int end, i
   wait_phase(smem.full[turn.slot], turn.parity);
   take_values<io_t>(start, warp, lane, tile, stored_v, of_v);
   start_operand(of_v, state, largest);
-  float chunk_decay = smem.stage[turn.slot].solved.gates.decay[kChunk - 1];
+  float chunk_decay = smem.stage[turn.slot].solved.first.gates.decay[kChunk - 1];
 #pragma unroll 1
   for (int chunk = start; chunk < end; ++chunk) {
     const bool is_last = chunk + 1 == end;
@@ -128,7 +129,7 @@ __device__ __forceinline__ void run_tile(const Work& work, int first, int end, i
     float2 decay[8];
     {
       float v[32];
-      if (end > 0) read_factors(stage.solved.gates.decay, lane, decay);
+      if (end > 0) read_factors(stage.solved.first.gates.decay, lane, decay);
       scale_values<io_t>(stored_v, state, v);
       ptx::wgmma_wait_group<0>();   // S^T k^T
       hold(sums);
@@ -138,7 +139,7 @@ __device__ __forceinline__ void run_tile(const Work& work, int first, int end, i
       observer.difference(work, chunk, warp, lane, x, state);
     }
     ptx::wgmma_fence();
-    issue_tokens<false>(x, stage.solved.t, sums);
+    issue_tokens<false, PlacesOfT>(x, stage.solved, sums);
     issue_read(state, stage.keys.q, o);
     if (end > 0) decay_state(chunk_decay, state);
     observer.phase(Phase::kX);
@@ -154,7 +155,7 @@ __device__ __forceinline__ void run_tile(const Work& work, int first, int end, i
     hold(state.operand);
     scale_tokens(decay, o);
     ptx::wgmma_fence();
-    issue_tokens<true>(x, stage.solved.m, o);
+    issue_tokens<true, PlacesOfM>(x, stage.solved, o);
     observer.phase(Phase::kUpdate);
     const int slot = turn.slot;
     turn = turn.next();
@@ -162,7 +163,7 @@ __device__ __forceinline__ void run_tile(const Work& work, int first, int end, i
     if (has_next) wait_phase(smem.full[turn.slot], turn.parity);
     if (!is_last) {
       take_values<io_t>(chunk + 1, warp, lane, tile, stored_v, of_v);
-      chunk_decay = smem.stage[turn.slot].solved.gates.decay[kChunk - 1];
+      chunk_decay = smem.stage[turn.slot].solved.first.gates.decay[kChunk - 1];
     }
     observer.phase(Phase::kTaken);
     largest[0] = largest[1] = 0;

@@ -23,8 +23,13 @@ struct Copier {
     Stage<kKeyDim>& stage = smem.stage[turn.slot];
     const uint32_t full = ptx::shared_address(&smem.full[turn.slot]);
     ptx::mbarrier_arrive_expect_tx(full, sizeof(Keys<kKeyDim>) + sizeof(Solved));
-    ptx::bulk_copy_to_shared(ptx::shared_address(&stage.keys), keys, sizeof(Keys<kKeyDim>), full);
-    ptx::bulk_copy_to_shared(ptx::shared_address(&stage.solved), solved, sizeof(Solved), full);
+    const auto copy_piece = [&](auto& smem_piece, const auto& gmem_piece) {
+      ptx::bulk_copy_to_shared(ptx::shared_address(&smem_piece), &gmem_piece, sizeof(smem_piece), full);
+    };
+    copy_piece(stage.keys, *keys);
+    copy_piece(stage.solved.first, solved->first);
+    copy_piece(stage.solved.second, solved->second);
+    copy_piece(stage.solved.third, solved->third);
     keys += keys_stride;
     solved += solved_stride;
     turn = turn.next();

@@ -38,6 +38,16 @@ __device__ __forceinline__ uint64_t wgmma_descriptor_128b(uint32_t smem, uint32_
          static_cast<uint64_t>(sbo >> 4) << 32 | static_cast<uint64_t>(1) << 62;
 }
 
+// The same of K-major rows of 32 bytes, one step's, with the 32-byte swizzle: the halves of row r are swapped where r / 4 is
+// odd. Tiles start at a multiple of 256 bytes.
+__device__ __forceinline__ uint64_t wgmma_descriptor_32b(uint32_t smem, uint32_t sbo) {
+  return static_cast<uint64_t>((smem & 0x3ffff) >> 4) | static_cast<uint64_t>(1) << 16 | static_cast<uint64_t>(sbo >> 4) << 32 |
+         static_cast<uint64_t>(3) << 62;
+}
+
+// "fence.proxy.async": what this thread has written to shared memory is there for wgmma, of others after a barrier.
+__device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
 // a in registers, b in shared memory, K-major.
 template <bool kAccumulate>
 __device__ __forceinline__ void wgmma_m64n64k16(float* d, const uint32_t (&a)[4], uint64_t b) {

@@ -62,10 +62,4 @@ __device__ __forceinline__ void invert_unit_lower_rows(const float* smem_a, int 
   }
 }
 
-// Byte offset of columns 8 half .. of row `row` of a 16 x 16 tile of 16-bit elements, rows of 32 bytes: eight rows of one half
-// hit different banks.
-__host__ __device__ __forceinline__ uint32_t small_tile_offset(int row, int half) {
-  return static_cast<uint32_t>(32 * row + 16 * (half ^ (row / 4 % 2)));
-}
-
 }  // namespace gdn::cuda

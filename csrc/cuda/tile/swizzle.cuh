@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tiles of 16-bit elements in shared memory as wgmma reads them: panels of 64 columns, a row of a panel is 128 bytes,
 // 16-byte chunk c of row r lies at chunk c ^ (r % 8), so that 8 rows of one chunk column hit 8 different bank groups.
-// A panel starts at a multiple of 1024 bytes.
+// A panel starts at a multiple of 1024 bytes. Or panels of 16 columns, of blocks of 16 rows: a row of a block is 32 bytes, its
+// halves are swapped in rows 4..7 and 12..15, so that 8 rows of a half hit 8 different bank groups.
 #pragma once
 
 #include <cstdint>
@@ -28,6 +29,13 @@ __device__ __forceinline__ uint32_t block_address(uint32_t tile, int row_block, 
 __device__ __forceinline__ uint32_t transposed_block_address(uint32_t tile, int row_block, int column_block, int lane) {
   const uint32_t first = tile + (8 * (lane / 16) + lane % 8) * kPanelRowBytes + ((lane / 8 % 2) ^ (lane % 8)) * 16;
   return (first ^ (column_block * 32)) + row_block * (16 * kPanelRowBytes);   // the rows' blocks by immediate offsets
+}
+
+constexpr int kBlockBytes = 16 * 16 * 2;   // of 16 rows of a panel of 16 columns, which starts at a multiple of 256 bytes
+
+// Bytes from the start of such a block to columns 8 half .. of row `row`.
+__host__ __device__ __forceinline__ constexpr uint32_t small_tile_offset(int row, int half) {
+  return static_cast<uint32_t>(32 * row + 16 * (half ^ (row / 4 % 2)));
 }
 
 }  // namespace gdn::cuda

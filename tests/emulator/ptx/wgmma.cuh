@@ -8,15 +8,21 @@
 
 namespace gdn::cuda::ptx {
 
-// Element k of row (K-major) or column `mn` of a tile of rows of 128 bytes with the 128-byte swizzle.
+// Element k of row (K-major) or column `mn` of a tile of rows of 128 bytes with the 128-byte swizzle (layout type 1): bits 4..6
+// of an address are xored with bits 7..9; or, K-major, of rows of 32 bytes with the 32-byte swizzle (3): bit 4 with bit 7.
 inline float tile_element(uint64_t descriptor, bool is_mn_major, int mn, int k) {
-  if (descriptor >> 62 != 1 || (descriptor >> 49 & 7) != 0) emulated::fail("a wgmma descriptor of another layout");
+  const bool is_narrow = descriptor >> 62 == 3;
+  if (descriptor >> 62 != (is_narrow ? 3 : 1) || (descriptor >> 49 & 7) != 0) {
+    emulated::fail("a wgmma descriptor of another layout");
+  }
   const auto field = [&](int bit) { return static_cast<uint32_t>(descriptor >> bit & 0x3fff) << 4; };
   const uint32_t start = field(0), lbo = field(16), sbo = field(32);
+  if (is_narrow && (is_mn_major || k >= 16 || start % 256 != 0)) emulated::fail("a tile of rows of 32 bytes that is none");
+  const uint32_t row_bytes = is_narrow ? 32 : 128, xored = is_narrow ? 1 : 7;
   const uint32_t at = is_mn_major ? start + mn / 64 * lbo + k / 8 * sbo + k % 8 * 128 + mn % 64 * 2
-                                  : start + mn / 8 * sbo + mn % 8 * 128 + k * 2;
+                                  : start + mn / 8 * sbo + mn % 8 * row_bytes + k * 2;
   uint16_t bits;
-  std::memcpy(&bits, emulated::shared_at(at ^ (at >> 7 & 7) << 4, 2), 2);
+  std::memcpy(&bits, emulated::shared_at(at ^ (at >> 7 & xored) << 4, 2), 2);
   return to_float(fp16_t{bits});
 }
 
@@ -74,6 +80,12 @@ inline uint64_t wgmma_descriptor_128b(uint32_t smem, uint32_t lbo, uint32_t sbo)
   return static_cast<uint64_t>((smem & 0x3ffff) >> 4) | static_cast<uint64_t>(lbo >> 4) << 16 |
          static_cast<uint64_t>(sbo >> 4) << 32 | static_cast<uint64_t>(1) << 62;
 }
+
+inline uint64_t wgmma_descriptor_32b(uint32_t smem, uint32_t sbo) {
+  return static_cast<uint64_t>((smem & 0x3ffff) >> 4) | static_cast<uint64_t>(1) << 16 |
+         static_cast<uint64_t>(sbo >> 4) << 32 | static_cast<uint64_t>(3) << 62;
+}
+inline void fence_proxy_async() {}
 
 // Until a late product is waited for, its sums are NaN.
 inline void issue(emulated::Product product) {
