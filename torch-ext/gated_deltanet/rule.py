@@ -101,7 +101,7 @@ def gated_delta_rule(
             The kernels allocate, for the time of the call, 33 KB a key head and 17 KB a value head for every 64 tokens
             (21 KB a token at 16 and 48 heads), 34 KB a value head with precision "high", and 4 bytes a sequence where
             many are packed. "auto" chooses for each sequence by its own length, on the device: "chunk" for sequences of
-            48 tokens or more (256 with precision "high"), "recurrent" for shorter ones. So a row's bits do not depend
+            32 tokens or more (256 with precision "high"), "recurrent" for shorter ones. So a row's bits do not depend
             on its batch in any mode, but for scan="auto".
         precision: of "chunk": "fp16", what the tensor cores multiply is rounded to float16, scaled so that no magnitude
             of v or of the state overflows. "high", it is split into two float16 numbers instead, of any magnitude of k
@@ -284,7 +284,7 @@ def chunk_gated_delta_rule(
         RuntimeError: as gated_delta_rule; also when an input requires grad under grad mode.
 
     Exactness, and what a call allocates beside its results, are those of gated_delta_rule with mode="auto" and
-    scan="auto": below 48 tokens a sequence, the recurrence.
+    scan="auto": below 32 tokens a sequence, the recurrence.
 
     Source: as gated_delta_rule; names and keywords are those of flash-linear-attention.
     """
