@@ -30,7 +30,8 @@ int64_t choose_segment_tokens(const RuleParams& params) {
   const int64_t chunks = ceil_div(dims.T, kChunk), row_chunks = is_ragged ? chunks / dims.N : chunks;
   int64_t best = 0, least = row_chunks * kTenthsOfChunk * 9 / 10;   // nothing for a tenth less
   for (int64_t segments = 3; segments <= std::min(most, chunks); ++segments) {
-    const int64_t length = ceil_div(chunks, segments) | 1;   // segments a power of two apart take longer by more than a chunk
+    // Odd: with the carry before this one, lengths of a power of two took a chunk longer; now 8 and 9 chunks are level.
+    const int64_t length = ceil_div(chunks, segments) | 1;
     const int64_t tenths = length * kTenthsOfBoth + kTenthsOfScan + ceil_div(row_chunks, length) * kTenthsOfStep;
     if (tenths < least) {
       least = tenths;
