@@ -319,6 +319,34 @@ def test_more_rows_than_the_device_takes_at_once(kernel, device, shape):
         assert_same(kept[3 * n : 3 * n + 3], of_row, f"checkpoints of row {n}")
 
 
+@pytest.mark.parametrize("longest", (200, 1000))
+@pytest.mark.parametrize("rows, shape", ((34, Shape(1, 2, 128, 128)), (23, Shape(1, 3, 64, 128))), ids=str)
+def test_packed_rows_that_the_device_takes_two_tiles_of(kernel, device, rows, shape, longest):
+    """Rows of 0 to 200 tokens; a long one among them forbids it (choose_pairs): the bits of the row alone"""
+    lengths = [(61 * n + 7) % 200 for n in range(rows)]
+    lengths[0], lengths[3], lengths[rows // 2] = 199, 0, longest
+    starts = torch.tensor([3, *lengths]).cumsum(0)
+    tokens = int(starts[-1]) + 5
+    x = rule_inputs(1, tokens, shape, dtype=torch.bfloat16, device=device)
+    fresh = rule_state(rows, shape, device=device)
+    state, counts = fresh.clone(), torch.tensor([length // 64 for length in lengths])
+    first_kept = counts.cumsum(0) - counts
+    kept = torch.full((int(counts.sum()), *fresh.shape[1:]), NAN, device=device)
+    out = torch.full_like(x.v, NAN)
+    options = {"mode": "chunk", "scan": "off", "checkpoint_every": 64}
+    offsets = {"cu_seqlens": starts.to(device), "checkpoint_starts": first_kept.to(device)}
+    run(kernel, x, state, checkpoints=kept, out=out, **offsets, **options)
+    assert_zero(out[:, :3], "tokens before the first row")
+    assert_zero(out[:, -5:], "tokens behind the last row")
+    for n in (0, 1, 3, 5, rows // 2, rows - 1):
+        begin, end, first, count = int(starts[n]), int(starts[n + 1]), int(first_kept[n]), int(counts[n])
+        alone, of_row = fresh[n : n + 1].clone(), torch.full((count, *fresh.shape[1:]), NAN, device=device)
+        expected = run(kernel, x.tokens(begin, end), alone, checkpoints=of_row, **options)
+        assert_same(out[:, begin:end], expected, f"output of row {n}")
+        assert_same(state[n : n + 1], alone, f"state of row {n}")
+        assert_same(kept[first : first + count], of_row, f"checkpoints of row {n}")
+
+
 @each_half
 def test_repeated_runs(kernel, device, dtype):
     shape = Shape(2, 6, 128, 128)

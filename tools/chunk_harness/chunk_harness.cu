@@ -213,7 +213,7 @@ static int debug_case(DType io, int chunk) {
   auto at = [&](int i) { return static_cast<float*>(b[i]->data); };
   const Watch watch = {chunk, at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7)};
   must(compute(r, nullptr));
-  must(launch(chunk_sm90::chunk_kernel<io_t, io_t, 128, Watch>, 2 * 2 * 2, chunk_sm90::kThreads, sizeof(chunk_sm90::SharedMemory<128>), nullptr, r, 0, watch));
+  must(launch(chunk_sm90::chunk_kernel<io_t, io_t, 128, Watch>, 2 * 2 * 2, chunk_sm90::kThreads, sizeof(chunk_sm90::SharedMemory<128>), nullptr, r, chunk_sm90::Pairs{0, 0}, watch));
   synchronize(c.name.c_str());
   std::vector<std::vector<float>> got;
   for (int i = 0; i < 8; ++i) { const auto h = b[i]->get(); got.emplace_back(sizes[i]); memcpy(got.back().data(), h.data(), h.size()); }
@@ -277,37 +277,47 @@ __global__ void fill_gates(float* g, float* beta, size_t n) {
 }
 
 static void run_times(bool quick) {
-  struct Shape { int N, T, Hk, Hv; double must_ms; bool l2norm; DType io; };
+  struct Shape { int N, T, Hk, Hv; double must_ms; bool l2norm; DType io; std::vector<int> packed = {}; };   // packed: the rows' lengths, N of them
   const DType bf = DType::kBFloat16, fp = DType::kFloat16;
+  const auto rows = [](int count, int length) { return std::vector<int>(count, length); };
   const Shape shapes[] = {{1, 64, 16, 48, 0, true, bf}, {1, 128, 16, 48, 0, true, bf}, {1, 256, 16, 48, 0, true, bf}, {1, 512, 16, 48, .025, true, bf}, {1, 2048, 16, 48, .060, true, bf}, {1, 8192, 16, 48, .20, true, bf}, {1, 8192, 16, 48, .20, false, bf},
                           {1, 8192, 16, 48, .20, true, fp}, {1, 32768, 16, 48, .75, true, bf}, {8, 4096, 16, 64, .62, true, bf}, {8, 1024, 16, 64, .18, true, bf},
-                          {1, 8192, 16, 64, .22, true, bf}, {1, 8192, 2, 8, .080, true, bf}};
-  printf("%-28s %9s %9s %10s\n", "shape", "ms", "must", "us/chunk");
+                          {1, 8192, 16, 64, .22, true, bf}, {1, 8192, 2, 8, .080, true, bf},
+                          {4, 2048, 16, 48, .15, true, bf}, {4, 2048, 16, 48, .15, true, bf, rows(4, 2048)}, {8, 1024, 16, 64, .18, true, bf, rows(8, 1024)}, {8, 4096, 16, 64, .62, true, bf, rows(8, 4096)},
+                          {2, 28672, 16, 48, .75, true, bf, {28672, 4096}}, {2, 28672, 16, 48, .75, true, bf, {4096, 28672}}, {9, 16384, 16, 48, 0, true, bf, {1024, 1024, 1024, 1024, 16384, 1024, 1024, 1024, 1024}}};
+  printf("%-32s %9s %9s %10s\n", "shape", "ms", "must", "us/chunk");
   int shape_idx = -1;
   for (const Shape& s : shapes) {
     ++shape_idx;
     if (quick && s.T != 2048 && s.T != 8192) continue;
+    std::vector<int32_t> bounds(s.packed.empty() ? 0 : 1, 0);
+    for (int length : s.packed) bounds.push_back(bounds.back() + length);
+    const int batch = bounds.empty() ? s.N : 1, T = bounds.empty() ? s.T : bounds.back();
     char name[96];
-    snprintf(name, sizeof(name), "%dx%d %d/%d %s%s", s.T, s.N, s.Hk, s.Hv, s.io == bf ? "bf16" : "fp16", s.l2norm ? "" : " no l2norm");
+    if (bounds.empty()) snprintf(name, sizeof(name), "%dx%d %d/%d %s%s", s.T, s.N, s.Hk, s.Hv, s.io == bf ? "bf16" : "fp16", s.l2norm ? "" : " no l2norm");
+    else snprintf(name, sizeof(name), "packed %d, %d, ... (%d) %d/%d", s.packed[0], s.packed[1], s.N, s.Hk, s.Hv);
     running = name;
     Problem p;
     p.c.io = s.io;
-    p.c.N = p.N = p.B = s.N;
-    p.c.T = p.T = s.T;
+    p.c.N = p.N = s.N;
+    p.B = batch;
+    p.c.T = p.T = T;
     p.c.Hk = s.Hk;
     p.c.Hv = s.Hv;
     p.c.l2norm = s.l2norm;
+    p.c.ragged = !bounds.empty();
     p.pool = s.N;
     p.scale = 0.0883883f;
     p.total_channels = 2 * s.Hk * 128 + s.Hv * 128;
-    const size_t tokens = static_cast<size_t>(s.N) * s.T, gates = tokens * s.Hv, state = static_cast<size_t>(s.N) * s.Hv * 128 * 128 * 4;
+    const size_t tokens = static_cast<size_t>(batch) * T, gates = tokens * s.Hv, state = static_cast<size_t>(s.N) * s.Hv * 128 * 128 * 4;
+    const Buffer cu = upload(bounds);
     Buffer qkv(nullptr, tokens * p.total_channels * 2), g(nullptr, gates * 4), beta(nullptr, gates * 4), in(nullptr, state), out_state(nullptr, state), out(nullptr, tokens * s.Hv * 128 * 2);
     fill<<<1024, 256>>>(static_cast<uint16_t*>(qkv.data), tokens * p.total_channels, s.l2norm ? 1.0f : 0.08f, 1u, s.io == bf);
     fill_gates<<<1024, 256>>>(static_cast<float*>(g.data), static_cast<float*>(beta.data), gates);
     CHECK(cudaMemset(in.data, 0, state));
     synchronize(name);
     std::unique_ptr<Buffer> workspace;
-  const RuleParams r = with_workspace(cases::params(p, {qkv.data, g.data, beta.data, nullptr, nullptr, nullptr, nullptr, in.data, out_state.data, out.data}), workspace);
+  const RuleParams r = with_workspace(cases::params(p, {qkv.data, g.data, beta.data, cu.data, nullptr, nullptr, nullptr, in.data, out_state.data, out.data}), workspace);
     const double ms = time_graph([&](void* stream) { return compute(r, stream); }, name);
     double parts[2] = {};
     if (s.io == bf) {   // each kernel by itself
@@ -315,7 +325,7 @@ static void run_times(bool quick) {
       parts[1] = time_graph([&](void* stream) { return carry(r, stream); }, name);
     }
     const double waves = std::ceil(2.0 * s.N * s.Hv / num_multiprocessors());
-    printf("%-28s %9.4f %9.3f %10.3f  (x %.0f waves) prepare %.4f carry %.4f%s\n", name, ms, s.must_ms, ms * 1000 / (s.T / 64) / waves, waves, parts[0], parts[1], ms <= s.must_ms ? "" : "  over");
+    printf("%-32s %9.4f %9.3f %10.3f  (x %.0f waves) prepare %.4f carry %.4f%s\n", name, ms, s.must_ms, ms * 1000 / (s.T / 64) / waves, waves, parts[0], parts[1], ms <= s.must_ms ? "" : "  over");
     fflush(stdout);
   }
 }
@@ -404,7 +414,7 @@ static void run_phases(int pairs) {
   for (int i = 0; i < 3; ++i) {
     CHECK(cudaMemset(marks.data, 0, count * 8));
     const size_t bytes = sizeof(chunk_sm90::SharedMemory<128>);
-    must(launch(chunk_sm90::chunk_kernel<bf16_t, bf16_t, 128, Clock>, 96 - pairs, chunk_sm90::kThreads, bytes + 64, nullptr, r, pairs, Clock{static_cast<long long*>(marks.data), static_cast<int>(bytes)}));
+    must(launch(chunk_sm90::chunk_kernel<bf16_t, bf16_t, 128, Clock>, 96 - pairs, chunk_sm90::kThreads, bytes + 64, nullptr, r, chunk_sm90::Pairs{pairs, 0}, Clock{static_cast<long long*>(marks.data), static_cast<int>(bytes)}));
     synchronize("phases");
   }
   const auto h = marks.get();

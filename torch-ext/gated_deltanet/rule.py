@@ -101,7 +101,7 @@ def gated_delta_rule(
             The kernels allocate, for the time of the call, 33 KB a key head and 17 KB a value head for every 64 tokens
             (21 KB a token at 16 and 48 heads), 34 KB a value head with precision "high", and 4 bytes a sequence where
             many are packed. "auto" chooses for each sequence by its own length, on the device: "chunk" for sequences of
-            48 tokens or more (256 with precision "high"), "recurrent" for shorter ones. So a row's bits do not depend
+            32 tokens or more (256 with precision "high"), "recurrent" for shorter ones. So a row's bits do not depend
             on its batch in any mode, but for scan="auto".
         precision: of "chunk": "fp16", what the tensor cores multiply is rounded to float16, scaled so that no magnitude
             of v or of the state overflows. "high", it is split into two float16 numbers instead, of any magnitude of k
@@ -113,7 +113,7 @@ def gated_delta_rule(
             matrix, and the states at the start of all segments from those matrices, in float32; nothing is left out.
             Repeated calls are promised the same bits, and no more: the number of segments depends on the device and the
             batch. Allocates (K + V) K 4 bytes a value head and segment beside the above, for at most as many segments
-            as fit the device twice (at most 17 MB on an H200 where K = V = 128).
+            as fit the device twice (at most 13 MB on an H200 where K = V = 128).
         gate_domain: "log", or "linear" where g holds the decay exp(g) itself, in [0, 1].
         checkpoint_every: int, a multiple of 64: keep the state after every so many tokens of each sequence, counted
             from the start of this call, the last token included. None: keep none.
@@ -147,11 +147,14 @@ def gated_delta_rule(
 
     The chunk kernels keep the state and all sums in float32 too, but multiply float16 operands: relative RMS error
     2.0e-3 of a bfloat16 output (1.66e-3 is its rounding), 8e-4 of a float16 or float32 one, 1e-3 of a float32 state;
-    2.2e-3, 1.3e-3 and 1.1e-3 where keys are strongly correlated. With scan="off" its bits are those of any split at a
-    multiple of 64 tokens, and a checkpoint's those of the state of a call that ends there. Outside the contraction
-    region float16 may overflow within 64 tokens, also where decays keep the rule itself finite. With precision="high"
-    the error is at most 2e-5 of the output before its rounding and of the state, 3e-7 as a rule, outside that region
-    too. A NaN in a token reaches the whole of its 64-token piece, of the heads that use it, and what follows.
+    2.2e-3, 1.3e-3 and 1.1e-3 where keys are strongly correlated. The state loses digits where the last tokens of a
+    64-token piece decay it and have beta near 0: behind 32 such tokens with g = -0.3 its error is 4e-3 instead of 4e-4,
+    with g = -0.5 (a tiny state then) 0.5. Outside the contraction region the result may be wrong, finite, without a
+    sign of it, also where decays keep the rule itself in bounds. In both cases mode="recurrent" is right, and so is
+    precision="high", whose error is everywhere at most 2e-5 of the output before its rounding and of the state, 3e-7 as
+    a rule. With scan="off" the bits are those of any split at a multiple of 64 tokens, and a checkpoint's those of the
+    state of a call that ends there. A NaN in a token reaches the whole of its 64-token piece, of the heads that use it,
+    and what follows.
 
     Source: Yang, Kautz, Hatamizadeh, "Gated Delta Networks: Improving Mamba2 with Delta Rule" (arXiv 2412.06464).
     """
@@ -284,7 +287,7 @@ def chunk_gated_delta_rule(
         RuntimeError: as gated_delta_rule; also when an input requires grad under grad mode.
 
     Exactness, and what a call allocates beside its results, are those of gated_delta_rule with mode="auto" and
-    scan="auto": below 48 tokens a sequence, the recurrence.
+    scan="auto": below 32 tokens a sequence, the recurrence.
 
     Source: as gated_delta_rule; names and keywords are those of flash-linear-attention.
     """

@@ -53,6 +53,11 @@ struct Work {
   int64_t key_head, head, column;
 };
 
+// How many blocks carry two tiles of a head each; none in a ragged call with a row of more tokens than `longest`.
+struct Pairs {
+  int64_t count, longest;
+};
+
 // Of a tile of 64 columns of V. Tiles [64 rows][64 columns] are panels as in tile/swizzle.cuh.
 struct alignas(1024) Tile {
   uint16_t v[2][kChunk * kValueTile];   // V of chunk c in v[c % 2], [64 t][64 v] in the io dtype; 2 x 8 KB

@@ -7,9 +7,9 @@
 //     T'' = diag(e^(sum_64 - sum)) T diag(beta);       S <- e^(sum_64) S + K^T (T'' X)
 // T'', M, normalised k and q and the decays come from the workspace, where prepare (prepare.cuh) left them.
 // Grid    x: tiles of 64 columns of V: sequence (slowest, in ragged input the longest first), value head, columns (fastest);
-//         the first `pairs` blocks carry two tiles of a head each, the others one. Ragged input adds a sequence that writes
-//         zeros outside all others. After the passes of segments.cuh: the segments of sequences behind the first one, which
-//         that file's pass has carried as this kernel does.
+//         the first blocks may carry two tiles of a head each (Pairs), the others carry one. Ragged input adds a sequence
+//         that writes zeros outside all others; with pairs its last blocks find nothing to do. After the passes of
+//         segments.cuh: the segments of sequences behind the first one, which that file's pass has carried as this kernel does.
 // Block   three warpgroups. Groups 0 and 1 (state.cuh) carry a tile each: S^T [64 v, K] stays in fp32 accumulators from the
 //         first to the last chunk. In a block of one tile group 1 ends at once. Group 2 (transfer.cuh) brings chunks and V in,
 //         o out.
@@ -187,18 +187,25 @@ __device__ __forceinline__ void carry(const RuleParams& p, const Work& work, int
   }
 }
 
-// The first `pairs` blocks carry two tiles each, the others one.
+// How many blocks carry two tiles. By each warp for itself.
+template <int kKeyDim>
+__device__ __forceinline__ uint32_t count_pairs(const RuleParams& p, const Pairs& pairs) {
+  const bool has_none = pairs.count > 0 && p.cu_seqlens.given() && longest_length<kKeyDim>(p) > pairs.longest;
+  return has_none ? 0 : static_cast<uint32_t>(pairs.count);
+}
+
 template <class io_t, class out_t, int kKeyDim, class Observer>
 __global__ void __launch_bounds__(kThreads, 1)
-    chunk_kernel(const __grid_constant__ RuleParams p, const int32_t pairs, const __grid_constant__ Observer observer) {
+    chunk_kernel(const __grid_constant__ RuleParams p, const Pairs pairs, const __grid_constant__ Observer observer) {
   if constexpr (!ptx::kHasWgmma) {
     ptx::trap();   // the launcher does not choose this kernel for other targets
   } else {
     extern __shared__ __align__(1024) char smem_bytes[];
     auto& smem = *reinterpret_cast<SharedMemory<kKeyDim>*>(smem_bytes);
-    const uint32_t both = static_cast<uint32_t>(pairs);
-    const int tiles = blockIdx.x < both ? 2 : 1;
-    carry<io_t, out_t>(p, work_of_tile<kKeyDim>(p, blockIdx.x + min(blockIdx.x, both)), tiles, smem, observer);
+    const uint32_t both = count_pairs<kKeyDim>(p, pairs);
+    const int tiles = blockIdx.x < both ? kMostTiles : 1;
+    const uint32_t first = blockIdx.x + min(blockIdx.x, both) * (kMostTiles - 1);
+    carry<io_t, out_t>(p, work_of_tile<kKeyDim>(p, first), tiles, smem, observer);
   }
 }
 

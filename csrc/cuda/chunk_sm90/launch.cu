@@ -31,7 +31,8 @@ int64_t choose_segment_tokens(const RuleParams& params) {
   const int64_t chunks = ceil_div(dims.T, kChunk), row_chunks = is_ragged ? chunks / dims.N : chunks;
   int64_t best = 0, least = row_chunks * kTenthsOfChunk * 9 / 10;   // nothing for a tenth less
   for (int64_t segments = 3; segments <= std::min(most, chunks); ++segments) {
-    const int64_t length = ceil_div(chunks, segments) | 1;   // segments a power of two apart take longer by more than a chunk
+    // Odd: with the carry before this one, lengths of a power of two took a chunk longer; now 8 and 9 chunks are level.
+    const int64_t length = ceil_div(chunks, segments) | 1;
     const int64_t tenths = length * kTenthsOfBoth + kTenthsOfScan + ceil_div(row_chunks, length) * kTenthsOfStep;
     if (tenths < least) {
       least = tenths;
@@ -61,9 +62,10 @@ RuleParams with_segments(RuleParams params) {
   return params;
 }
 
+int64_t tiles_of_row(const RuleParams& params) { return params.dims.Hv * (params.dims.V / kValueTile); }
+
 int64_t num_tiles(const RuleParams& params) {
-  const int64_t rows = is_scanned(params) ? num_later_segments(params) : rows_to_launch(params);
-  return rows * params.dims.Hv * (params.dims.V / kValueTile);
+  return (is_scanned(params) ? num_later_segments(params) : rows_to_launch(params)) * tiles_of_row(params);
 }
 
 // What the blocks that carry the state cost, in tenths of a chunk of one tile (1.2 us on an H200): a chunk of two tiles; what
@@ -71,12 +73,14 @@ int64_t num_tiles(const RuleParams& params) {
 constexpr int64_t kTenthsOfPair = 17, kTenthsOfEnds = 40;
 
 // How many blocks carry two tiles, so that the call is done soonest: none, as many as fill whole rounds, or all. From shapes
-// alone, as if rows were equally long.
-int64_t choose_pairs(const RuleParams& params) {
-  const int64_t tiles = num_tiles(params), most = tiles / 2, at_once = num_multiprocessors();
-  if (params.dims.V % (kMostTiles * kValueTile) != 0 || is_scanned(params)) return 0;
-  const int64_t tokens = params.cu_seqlens.given() ? params.dims.T / std::max<int64_t>(params.dims.N, 1) : params.dims.T;
-  const int64_t chunks = ceil_div(tokens, kChunk);
+// alone, as if rows were equally long; but a call takes no less than its longest row, and in pairs that one is to be done
+// before the rounds without pairs are. The row of tokens outside all sequences has no chunks.
+Pairs choose_pairs(const RuleParams& params) {
+  const Dims& dims = params.dims;
+  if (dims.V % (kMostTiles * kValueTile) != 0 || is_scanned(params) || dims.N < 1) return {0, 0};
+  const int64_t tiles = std::min(dims.N, rows_to_launch(params)) * tiles_of_row(params), most = tiles / 2;
+  const int64_t at_once = num_multiprocessors();
+  const int64_t chunks = ceil_div(params.cu_seqlens.given() ? dims.T / dims.N : dims.T, kChunk);
   const auto tenths = [&](int64_t pairs) {
     return ceil_div(pairs, at_once) * (chunks * kTenthsOfPair + kTenthsOfEnds) +
            ceil_div(tiles - 2 * pairs, at_once) * (chunks * kTenthsOfChunk + kTenthsOfEnds);
@@ -85,7 +89,7 @@ int64_t choose_pairs(const RuleParams& params) {
   for (const int64_t pairs : {most - most % at_once, most}) {
     if (tenths(pairs) < tenths(best)) best = pairs;
   }
-  return best;
+  return {best, (tenths(0) - kTenthsOfEnds - 1) / kTenthsOfPair * kChunk};
 }
 
 int64_t num_segment_blocks(const RuleParams& params) {
@@ -129,13 +133,13 @@ const char* launch_scan(const RuleParams& params, void* stream) {
                       groups * kCombineThreads, combine_bytes<kKeyDim>(groups), stream, params);
 }
 
-// The state through all chunks; `pairs` blocks carry two tiles of a head.
+// The state through all chunks. Of a ragged call only the device knows whether there are pairs: blocks for the case of none.
 template <class io_t, class out_t, int kKeyDim>
-const char* launch_carry(const RuleParams& params, int64_t pairs, void* stream) {
-  const int64_t tiles = num_tiles(params);
+const char* launch_carry(const RuleParams& params, const Pairs& pairs, void* stream) {
+  const int64_t tiles = num_tiles(params), blocks = params.cu_seqlens.given() ? tiles : tiles - pairs.count;
   if (tiles > kMaxBlocks) return "more than 2^31 - 1 blocks";
-  return launch_early(chunk_kernel<io_t, out_t, kKeyDim, NoObserver>, tiles - pairs, kThreads, sizeof(SharedMemory<kKeyDim>),
-                      stream, params, static_cast<int32_t>(pairs), NoObserver{});
+  return launch_early(chunk_kernel<io_t, out_t, kKeyDim, NoObserver>, blocks, kThreads, sizeof(SharedMemory<kKeyDim>), stream,
+                      params, pairs, NoObserver{});
 }
 
 template <class io_t, class out_t, int kKeyDim>

@@ -86,10 +86,26 @@ __device__ __forceinline__ void order_rows(const RuleParams& p) {
   }
 }
 
-// The row that the index-th group of blocks takes, whole.
+// Tokens of the longest row of a ragged call. By each warp for itself.
+template <int kKeyDim>
+__device__ __forceinline__ int64_t longest_length(const RuleParams& p) {
+  if (has_order(p)) {
+    ptx::griddepcontrol_wait();   // the preparation wrote the order
+    return length_of_row(p, order_of<kKeyDim>(p)[0]);
+  }
+  int64_t longest = length_of_row(p, threadIdx.x % 32);
+#pragma unroll
+  for (int distance = 16; distance > 0; distance /= 2) {
+    const int64_t other = __shfl_xor_sync(0xffffffffu, longest, distance);
+    longest = other > longest ? other : longest;
+  }
+  return longest;
+}
+
+// The row that the index-th group of blocks takes, whole; above N: none.
 template <int kKeyDim>
 __device__ __forceinline__ int64_t find_row(const RuleParams& p, int64_t index) {
-  if (!sorts_rows(p)) return index;
+  if (!sorts_rows(p) || index >= num_rows(p)) return index;
   if (!has_order(p)) return find_longest(p, index);
   ptx::griddepcontrol_wait();   // the preparation wrote the order
   return order_of<kKeyDim>(p)[index];
