@@ -9,7 +9,8 @@ namespace gdn::cuda::chunk_sm90 {
 constexpr int kGroupThreads = 128;  // a warpgroup
 constexpr int kStages = 3;          // chunks in shared memory
 constexpr int kMostTiles = 2;       // that a block carries
-constexpr int kThreads = (kMostTiles + 1) * kGroupThreads;   // a tile group each, transfer
+// A block: a tile group for each tile, the transfer group, and in a block of one tile a warp that brings chunks.
+constexpr int kThreads = (kMostTiles + 1) * kGroupThreads, kOneTileThreads = 2 * kGroupThreads + 32;
 // Registers a thread; the block starts with 168 each.
 constexpr int kTileRegisters = 224, kTransferRegisters = 56;
 static_assert(kMostTiles * kTileRegisters + kTransferRegisters <= 3 * 168, "registers of the block");
@@ -70,14 +71,17 @@ struct alignas(1024) Tile {
 template <int kKeyDim>
 struct alignas(1024) SharedMemory {
   Stage<kKeyDim> stage[kStages];   // 46 KB each; chunk c in stage c % 3
-  Tile tile[kMostTiles];           // 33 KB each
   uint64_t full[kStages];          // keys, T'', M and V are there: an arrival and its bytes, one from each thread that copies V
   uint64_t empty[kStages];         // read; an arrival from each thread of the tile groups
   Work work[kMostTiles];           // what is asked for between chunks is here and not in registers
   Span span;
+  Tile tile[kMostTiles];           // 33 KB each; a grid of blocks of one tile has no second one
 };
 
 static_assert(sizeof(SharedMemory<128>) <= 227 * 1024, "shared memory of a block");
+
+template <int kKeyDim>
+constexpr size_t kOneTileBytes = sizeof(SharedMemory<kKeyDim>) - sizeof(Tile);
 
 // Places of the phase clock in a tile group, in the order it passes them.
 enum class Phase { kStart, kRead, kX, kU, kUpdate, kTaken, kUpdated };

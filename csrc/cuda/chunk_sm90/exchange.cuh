@@ -34,7 +34,7 @@ __device__ __forceinline__ constexpr uint64_t panel_step(int j) {
 template <class StageOf, int kCount>
 __device__ __forceinline__ void write_zeros(StageOf (&smem_stages)[kCount]) {
   constexpr int kOfBlock = kBlockBytes / 16;
-  static_assert(7 * kOfBlock <= kThreads, "all of a stage's");
+  static_assert(7 * kOfBlock <= kOneTileThreads, "all of a stage's");
   const int thread = threadIdx.x, block = thread / kOfBlock;
   if (block >= 7) return;
   const int at = 16 * thread + (block >= 1 ? sizeof(Solved::First) : 0) + (block >= 4 ? sizeof(Solved::Second) : 0) +

@@ -116,11 +116,10 @@ __device__ __forceinline__ void carry_transfer(const RuleParams& p, const Work& 
                       copier, smem);
 }
 
-// In a block of one tile a warp of the second tile group brings the chunks.
+// The warp that brings the chunks of a block of one tile.
 template <int kKeyDim>
 __device__ __forceinline__ void carry_copies(const RuleParams& p, const Work& work, const Span& span,
                                              SharedMemory<kKeyDim>& smem) {
-  if (threadIdx.x % kGroupThreads >= 32) return;
   const int num_chunks = static_cast<int>((span.length + kChunk - 1) / kChunk);
   const int64_t chunk_row = first_chunk_row(p, work.segment.n, span.first);
   Copier<kKeyDim> copier = copier_of<kKeyDim>(p, work, chunk_row);
@@ -138,8 +137,8 @@ __device__ __forceinline__ void init_barriers(int tiles, SharedMemory<kKeyDim>& 
     init(smem.full[i], 1 + kGroupThreads);
     init(smem.empty[i], tiles * kGroupThreads);
   }
-#pragma unroll
-  for (Tile& tile : smem.tile) {
+  for (int i = 0; i < tiles; ++i) {
+    Tile& tile = smem.tile[i];
     init(tile.o_taken, kGroupThreads);
     for (uint64_t* barriers : {tile.v_free, tile.o_ready}) {
       init(barriers[0], kGroupThreads);
@@ -177,13 +176,11 @@ __device__ __forceinline__ void carry(const RuleParams& p, const Work& work, int
   if (group < tiles) {
     ptx::setmaxnreg_inc<kTileRegisters>();
     carry_tile<io_t, out_t>(p, smem.work[group], smem.span, smem, smem.tile[group], observer);
-  } else {
+  } else if (group == tiles) {
     ptx::setmaxnreg_dec<kTransferRegisters>();
-    if (group == kMostTiles) {
-      carry_transfer<out_t>(p, smem.work[0], smem.span, tiles, smem);
-    } else {
-      carry_copies(p, smem.work[0], smem.span, smem);
-    }
+    carry_transfer<out_t>(p, smem.work[0], smem.span, tiles, smem);
+  } else if (threadIdx.x < kOneTileThreads) {   // in a grid with blocks of two tiles there are more
+    carry_copies(p, smem.work[0], smem.span, smem);
   }
 }
 

@@ -138,8 +138,10 @@ template <class io_t, class out_t, int kKeyDim>
 const char* launch_carry(const RuleParams& params, const Pairs& pairs, void* stream) {
   const int64_t tiles = num_tiles(params), blocks = params.cu_seqlens.given() ? tiles : tiles - pairs.count;
   if (tiles > kMaxBlocks) return "more than 2^31 - 1 blocks";
-  return launch_early(chunk_kernel<io_t, out_t, kKeyDim, NoObserver>, blocks, kThreads, sizeof(SharedMemory<kKeyDim>), stream,
-                      params, pairs, NoObserver{});
+  const bool has_pairs = pairs.count > 0;
+  // Without pairs a block has room beside one of the preparation, and so it is there when that ends.
+  return launch_early(chunk_kernel<io_t, out_t, kKeyDim, NoObserver>, blocks, has_pairs ? kThreads : kOneTileThreads,
+                      has_pairs ? sizeof(SharedMemory<kKeyDim>) : kOneTileBytes<kKeyDim>, stream, params, pairs, NoObserver{});
 }
 
 template <class io_t, class out_t, int kKeyDim>
