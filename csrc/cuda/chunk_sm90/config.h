@@ -59,6 +59,14 @@ struct Pairs {
   int64_t count, longest;
 };
 
+// The next chunk that is brought from the workspace.
+template <int kKeyDim>
+struct ChunkToCopy {
+  const Keys<kKeyDim>* keys;
+  const Solved* solved;
+  int slot, parity;   // its stage
+};
+
 // Of a tile of 64 columns of V. Tiles [64 rows][64 columns] are panels as in tile/swizzle.cuh.
 struct alignas(1024) Tile {
   uint16_t v[2][kChunk * kValueTile];   // V of chunk c in v[c % 2], [64 t][64 v] in the io dtype; 2 x 8 KB
@@ -75,6 +83,7 @@ struct alignas(1024) SharedMemory {
   uint64_t empty[kStages];         // read; an arrival from each thread of the tile groups
   Work work[kMostTiles];           // what is asked for between chunks is here and not in registers
   Span span;
+  ChunkToCopy<kKeyDim> to_copy;    // of the thread that does
   Tile tile[kMostTiles];           // 33 KB each; a grid of blocks of one tile has no second one
 };
 

@@ -100,20 +100,14 @@ __device__ __forceinline__ Tokens tokens_of(const View& view, const Work& work, 
   return {static_cast<uint16_t*>(view.data) + view.offset(span.batch, span.first, work.head, column), view.stride[1], thread};
 }
 
-template <int kKeyDim>
-__device__ __forceinline__ Copier<kKeyDim> copier_of(const RuleParams& p, const Work& work, int64_t chunk_row) {
-  return {keys_of<kKeyDim>(p, chunk_row, work.key_head), solved_of<kKeyDim>(p, chunk_row, work.head), p.dims.Hk, p.dims.Hv, {}};
-}
-
 // The transfer group. In a block of two tiles it brings the chunks too.
 template <class out_t, int kKeyDim>
 __device__ __forceinline__ void carry_transfer(const RuleParams& p, const Work& work, const Span& span, int tiles,
                                                SharedMemory<kKeyDim>& smem) {
-  Copier<kKeyDim> copier = copier_of<kKeyDim>(p, work, first_chunk_row(p, work.segment.n, span.first));
   const bool has_copies = tiles == kMostTiles;
   if (has_copies) ptx::griddepcontrol_wait();   // for the preparation
-  run_transfer<out_t>(static_cast<int>(span.length), tiles, has_copies, tokens_of(p.v, work, span), tokens_of(p.out, work, span),
-                      copier, smem);
+  run_transfer<out_t>(p, static_cast<int>(span.length), tiles, has_copies, tokens_of(p.v, work, span),
+                      tokens_of(p.out, work, span), smem);
 }
 
 // The warp that brings the chunks of a block of one tile.
@@ -122,10 +116,9 @@ __device__ __forceinline__ void carry_copies(const RuleParams& p, const Work& wo
                                              SharedMemory<kKeyDim>& smem) {
   const int num_chunks = static_cast<int>((span.length + kChunk - 1) / kChunk);
   const int64_t chunk_row = first_chunk_row(p, work.segment.n, span.first);
-  Copier<kKeyDim> copier = copier_of<kKeyDim>(p, work, chunk_row);
   Prepared prepared = prepared_of<kKeyDim>(p, chunk_row, work.key_head, num_chunks);
   if (!is_relayed(p)) ptx::griddepcontrol_wait();   // for the preparation
-  run_copies(num_chunks, static_cast<int>(threadIdx.x % 32), prepared, copier, smem);
+  run_copies(p, num_chunks, static_cast<int>(threadIdx.x % 32), prepared, smem);
   ptx::griddepcontrol_wait();   // the grid does not end before the preparation
 }
 
@@ -166,6 +159,8 @@ __device__ __forceinline__ void carry(const RuleParams& p, const Work& work, int
   if (threadIdx.x == 0) {
     init_barriers(tiles, smem);
     smem.span = segment_span(p, work.segment);
+    const int64_t chunk_row = first_chunk_row(p, work.segment.n, smem.span.first);
+    smem.to_copy = {keys_of<kKeyDim>(p, chunk_row, work.key_head), solved_of<kKeyDim>(p, chunk_row, work.head), 0, 0};
     for (int i = 0; i < kMostTiles; ++i) {
       smem.work[i] = work;
       smem.work[i].column += i * kValueTile;

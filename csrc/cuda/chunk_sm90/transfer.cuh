@@ -9,41 +9,35 @@
 
 namespace gdn::cuda::chunk_sm90 {
 
-// Brings the chunks of the workspace to the stages, one after the other.
+// Starts to bring the next chunk of the workspace to its stage, when nobody reads that any more. By one thread.
 template <int kKeyDim>
-struct Copier {
-  const Keys<kKeyDim>* keys;   // of the next chunk
-  const Solved* solved;
-  int64_t keys_stride, solved_stride;   // from chunk to chunk
-  Turn turn;                            // the next chunk's stage
-
-  // Starts to bring the next chunk when nobody reads its stage any more. By one thread.
-  __device__ __forceinline__ void bring(SharedMemory<kKeyDim>& smem) {
-    wait_phase(smem.empty[turn.slot], turn.parity ^ 1);
-    Stage<kKeyDim>& stage = smem.stage[turn.slot];
-    const uint32_t full = ptx::shared_address(&smem.full[turn.slot]);
-    ptx::mbarrier_arrive_expect_tx(full, sizeof(Keys<kKeyDim>) + sizeof(Solved));
-    const auto copy_piece = [&](auto& smem_piece, const auto& gmem_piece) {
-      ptx::bulk_copy_to_shared(ptx::shared_address(&smem_piece), &gmem_piece, sizeof(smem_piece), full);
-    };
-    copy_piece(stage.keys, *keys);
-    copy_piece(stage.solved.first, solved->first);
-    copy_piece(stage.solved.second, solved->second);
-    copy_piece(stage.solved.third, solved->third);
-    keys += keys_stride;
-    solved += solved_stride;
-    turn = turn.next();
-  }
-};
+__device__ __forceinline__ void bring_chunk(const RuleParams& p, SharedMemory<kKeyDim>& smem) {
+  ChunkToCopy<kKeyDim>& next = smem.to_copy;
+  const Turn turn = {next.slot, next.parity}, after = turn.next();
+  const Keys<kKeyDim>* const keys = next.keys;
+  const Solved* const solved = next.solved;
+  next = {keys + p.dims.Hk, solved + p.dims.Hv, after.slot, after.parity};
+  wait_phase(smem.empty[turn.slot], turn.parity ^ 1);
+  Stage<kKeyDim>& stage = smem.stage[turn.slot];
+  const uint32_t full = ptx::shared_address(&smem.full[turn.slot]);
+  ptx::mbarrier_arrive_expect_tx(full, sizeof(Keys<kKeyDim>) + sizeof(Solved));
+  const auto copy_piece = [&](auto& smem_piece, const auto& gmem_piece) {
+    ptx::bulk_copy_to_shared(ptx::shared_address(&smem_piece), &gmem_piece, sizeof(smem_piece), full);
+  };
+  copy_piece(stage.keys, *keys);
+  copy_piece(stage.solved.first, solved->first);
+  copy_piece(stage.solved.second, solved->second);
+  copy_piece(stage.solved.third, solved->third);
+}
 
 // All chunks, by a warp that has nothing else to do.
 template <int kKeyDim>
-__device__ __forceinline__ void run_copies(int num_chunks, int lane, Prepared& prepared, Copier<kKeyDim>& copier,
+__device__ __forceinline__ void run_copies(const RuleParams& p, int num_chunks, int lane, Prepared& prepared,
                                            SharedMemory<kKeyDim>& smem) {
 #pragma unroll 1
   for (int chunk = 0; chunk < num_chunks; ++chunk) {
     prepared.wait_for(chunk, lane);
-    if (lane == 0) copier.bring(smem);
+    if (lane == 0) bring_chunk(p, smem);
   }
 }
 
@@ -77,12 +71,12 @@ __device__ __forceinline__ void take_output(int chunk, int length, const Tokens&
 // The whole life of the transfer group of a block that carries the first `tiles` of its memory's tiles. With `has_copies` it
 // brings the chunks too.
 template <class out_t, int kKeyDim>
-__device__ __forceinline__ void run_transfer(int length, int tiles, bool has_copies, const Tokens& v, const Tokens& out,
-                                             Copier<kKeyDim>& copier, SharedMemory<kKeyDim>& smem) {
+__device__ __forceinline__ void run_transfer(const RuleParams& p, int length, int tiles, bool has_copies, const Tokens& v,
+                                             const Tokens& out, SharedMemory<kKeyDim>& smem) {
   const int num_chunks = (length + kChunk - 1) / kChunk;
   const bool copies = has_copies && out.thread == 0;
   if (copies) {
-    for (int chunk = 0; chunk < min(num_chunks, kStages); ++chunk) copier.bring(smem);
+    for (int chunk = 0; chunk < min(num_chunks, kStages); ++chunk) bring_chunk(p, smem);
   }
   __syncwarp();
 #pragma unroll 1
@@ -90,7 +84,7 @@ __device__ __forceinline__ void run_transfer(int length, int tiles, bool has_cop
   int slot = 0;   // the stage of the chunk
 #pragma unroll 1
   for (int chunk = 0; chunk < num_chunks; ++chunk) {
-    if (copies && chunk > 0 && chunk - 1 + kStages < num_chunks) copier.bring(smem);
+    if (copies && chunk > 0 && chunk - 1 + kStages < num_chunks) bring_chunk(p, smem);
     __syncwarp();
 #pragma unroll 1
     for (int i = 0; i < tiles; ++i) {
