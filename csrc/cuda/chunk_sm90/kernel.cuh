@@ -107,7 +107,7 @@ __device__ __forceinline__ void carry_transfer(const RuleParams& p, const Work& 
   const int64_t chunk_row = first_chunk_row(p, work.segment.n, span.first);
   Copier<kKeyDim> copier = {keys_of<kKeyDim>(p, chunk_row, work.key_head),
                             solved_of<kKeyDim>(p, chunk_row, work.head), p.dims.Hk, p.dims.Hv};
-  ptx::griddepcontrol_wait();   // for the preparation
+  if (work.segment.idx == 0) ptx::griddepcontrol_wait();   // for the preparation; later segments start behind it (combine.cuh)
   run_transfer<out_t>(static_cast<int>(span.length), tiles, tokens_of(p.v, work, span), tokens_of(p.out, work, span), copier,
                       smem);
 }
