@@ -94,15 +94,17 @@ struct CombineLane {
 #pragma unroll
     for (int k = 0; k < kKeyDim; k += 16) {
       LaneRows<kKeyDim> a[4];
+      float4 s[kCombineColumns];
 #pragma unroll
       for (int j = 0; j < 4; ++j) a[j] = *reinterpret_cast<const LaneRows<kKeyDim>*>(a_row + (k + j) * kKeyDim);
 #pragma unroll
+      for (int c = 0; c < kCombineColumns; ++c) s[c] = *reinterpret_cast<const float4*>(of_pair[c / 2] + c % 2 * kKeyDim + k);
+#pragma unroll
       for (int c = 0; c < kCombineColumns; ++c) {
-        const float4 s = *reinterpret_cast<const float4*>(of_pair[c / 2] + c % 2 * kKeyDim + k);
 #pragma unroll
         for (int i = 0; i < kRows; ++i) {
-          const float of_two = fmaf(a[1].x[i], s.y, fmaf(a[0].x[i], s.x, sums[c][i]));
-          sums[c][i] = fmaf(a[3].x[i], s.w, fmaf(a[2].x[i], s.z, of_two));
+          const float of_two = fmaf(a[1].x[i], s[c].y, fmaf(a[0].x[i], s[c].x, sums[c][i]));
+          sums[c][i] = fmaf(a[3].x[i], s[c].w, fmaf(a[2].x[i], s[c].z, of_two));
         }
       }
     }
