@@ -117,7 +117,8 @@ __device__ __forceinline__ void carry_copies(const RuleParams& p, const Work& wo
   const int num_chunks = static_cast<int>((span.length + kChunk - 1) / kChunk);
   const int64_t chunk_row = first_chunk_row(p, work.segment.n, span.first);
   Prepared prepared = prepared_of<kKeyDim>(p, chunk_row, work.key_head, num_chunks);
-  if (!is_relayed(p)) ptx::griddepcontrol_wait();   // for the preparation
+  // For the preparation; later segments start behind it (combine.cuh).
+  if (!is_relayed(p) && work.segment.idx == 0) ptx::griddepcontrol_wait();
   run_copies(p, num_chunks, static_cast<int>(threadIdx.x % 32), prepared, smem);
   ptx::griddepcontrol_wait();   // the grid does not end before the preparation
 }

@@ -23,24 +23,22 @@ namespace gdn::cuda::chunk_sm90 {
 constexpr int kChains = 2;          // of a block
 constexpr int kChainStages = 4;
 static_assert(kThreads == (kChains + 1) * kGroupThreads, "a block carries chains, or a first segment");
-constexpr int kChainRegisters = 208, kFeedRegisters = 88;
+constexpr int kChainRegisters = 224, kFeedRegisters = 56;
 static_assert(kChains * kChainRegisters + kFeedRegisters <= 3 * 168, "registers of the block");
 
 // Of a chunk what the chains need.
 template <int kKeyDim>
 struct alignas(1024) ChainStage {
+  uint16_t v[kChains][kChunk * kValueTile];   // of each chain that has values, as in SharedMemory
   fp16_t k[kChunk * kKeyDim];
   SpreadSolved solved;   // M's places stay empty
 };
 
 template <int kKeyDim>
 struct alignas(1024) SegmentMemory {
-  ChainStage<kKeyDim> stage[kChainStages];        // 4 x 30 KB; chunk c in stage c % 4
-  uint16_t v[kChains][2][kChunk * kValueTile];    // of each chain, as in SharedMemory; 2 x 16 KB
-  // Copied (one arrival and its bytes); read (an arrival of each thread of the chains that run).
-  uint64_t full[kChainStages], empty[kChainStages];
-  // V of a chain: an arrival of each thread that copied it; read, an arrival of each thread of the chain.
-  uint64_t v_ready[kChains][2], v_free[kChains][2];
+  ChainStage<kKeyDim> stage[kChainStages];   // 4 x 46 KB; chunk c in stage c % 4
+  uint64_t full[kChainStages];    // all of it is there: an arrival and its bytes, one from each thread that copies V
+  uint64_t empty[kChainStages];   // read; an arrival from each thread of the chains that run
 };
 
 static_assert(sizeof(SegmentMemory<128>) <= 227 * 1024, "shared memory of a block");
@@ -74,75 +72,68 @@ struct ChainTurn {
   }
 };
 
-// V of a chunk from shared memory; without values it stays zero.
-template <class io_t, int kKeyDim>
-__device__ __forceinline__ void take_chain_values(bool has_values, int chunk, int group, int warp, int lane,
-                                                  SegmentMemory<kKeyDim>& smem, uint32_t (&v)[4][4], int (&of_v)[2]) {
-  if (!has_values) return;
-  const int half = chunk % 2;
-  wait_phase(smem.v_ready[group][half], chunk / 2 % 2);
-  read_values<io_t>(smem.v[group][half], warp, lane, v, of_v);
-  arrive(smem.v_free[group][half]);
-}
-
-// A chain through all chunks of a segment, at least one: the equations and the order of state.cuh.
+// A chain through all chunks of a segment, at least one: the equations and the order of run_tile (state.cuh), without o.
 template <class io_t, int kKeyDim>
 __device__ __forceinline__ void run_chain(bool has_values, int num_chunks, int group, SegmentMemory<kKeyDim>& smem,
                                           State<kKeyDim>& state) {
   constexpr int kPanels = State<kKeyDim>::kPanels;
   const int lane = ptx::opaque(static_cast<int>(threadIdx.x % 32));
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x % kGroupThreads / 32, 0);
+  const bool always = ptx::opaque(num_chunks) > 0;   // as in run_tile: what it guards does not move behind the next wait
   ChainTurn turn;
-  uint32_t stored_v[4][4] = {}, largest[2] = {0, 0};
+  uint32_t stored_v[4][4] = {}, largest[2] = {0, 0};   // without values V stays zero
   int of_v[2] = {-127, -127};
+  const auto take_values = [&](const ChainStage<kKeyDim>& stage) {
+    if (has_values) read_values<io_t>(stage.v[group], warp, lane, stored_v, of_v);
+  };
   wait_phase(smem.full[0], 0);
-  take_chain_values<io_t>(has_values, 0, group, warp, lane, smem, stored_v, of_v);
+  take_values(smem.stage[0]);
   start_operand(of_v, state, largest);
-  decay_state(smem.stage[0].solved.first.gates.decay[kChunk - 1], state);
+  float chunk_decay = smem.stage[0].solved.first.gates.decay[kChunk - 1];
 #pragma unroll 1
   for (int chunk = 0; chunk < num_chunks; ++chunk) {
     const ChainStage<kKeyDim>& stage = smem.stage[turn.slot];
-    float sums[32], v[32];
-    uint32_t x[4][4];
-    float2 decay[8];
+    float sums[32];   // S^T k^T, then U^T
+    uint32_t x[4][4], u[4][4];
     ptx::wgmma_fence();
     issue_read(state, stage.k, sums);
-    wait_phase(smem.full[turn.slot], turn.parity);   // it is; no load moves up across the branch, between the products
-    read_factors(stage.solved.first.gates.decay, lane, decay);
-    scale_values<io_t>(stored_v, state, v);
-    hold(v);
-    ptx::wgmma_wait_group<0>();   // S^T k^T
-    hold(sums);
-    hold(state.operand);
-    subtract_prediction(decay, v, sums, x);
+    {
+      float2 decay[8];
+      float v[32];
+      if (always) read_factors(stage.solved.first.gates.decay, lane, decay);
+      scale_values<io_t>(stored_v, state, v);
+      ptx::wgmma_wait_group<0>();   // S^T k^T
+      hold(sums);
+      hold(state.operand);
+      subtract_prediction(decay, v, sums, x);
+    }
     ptx::wgmma_fence();
     issue_tokens<false, PlacesOfT>(x, stage.solved, sums);
+    if (always) decay_state(chunk_decay, state);
     ptx::wgmma_wait_group<0>();   // U^T
     hold(sums);
     hold(x);
-    round_tokens(sums, x);
+    round_tokens(sums, u);
     ptx::wgmma_fence();
-    issue_write(x, stage.k, state);
+    issue_write(u, stage.k, state);
     const int slot = turn.slot;
     turn.advance();
-    float next_decay = 1.0f;   // behind the last chunk S stays as it is
     if (chunk + 1 < num_chunks) {
-      take_chain_values<io_t>(has_values, chunk + 1, group, warp, lane, smem, stored_v, of_v);
       wait_phase(smem.full[turn.slot], turn.parity);
-      next_decay = smem.stage[turn.slot].solved.first.gates.decay[kChunk - 1];
+      take_values(smem.stage[turn.slot]);
+      chunk_decay = smem.stage[turn.slot].solved.first.gates.decay[kChunk - 1];
     }
     largest[0] = largest[1] = 0;
     if constexpr (kPanels == 2) {   // the first panel is rounded while the second is under way
       ptx::wgmma_wait_group<1>();
       hold(state.s[0]);
-      round_panel(0, state, largest);
+      if (chunk + 1 < num_chunks) round_panel(0, state, largest);
     }
     ptx::wgmma_wait_group<0>();   // S
     hold(state.s[kPanels - 1]);
-    hold(x);
+    hold(u);
     arrive(smem.empty[slot]);
     finish_operand(of_v, state, largest);
-    decay_state(next_decay, state);
   }
 }
 
@@ -164,16 +155,22 @@ __device__ __forceinline__ void carry_chain(const RuleParams& p, const Segment& 
   move_state<false>(workspace_view<kKeyDim>(to), chain.column * kKeyDim, state);
 }
 
-// Starts to copy V of a chunk to a chain, when that has read the one two chunks before.
+// k, T'' and decays of a chunk to its stage, which nobody reads any more. By one thread.
 template <int kKeyDim>
-__device__ __forceinline__ void feed_values(int chunk, int length, int group, const Tokens& v, SegmentMemory<kKeyDim>& smem) {
-  const int half = chunk % 2;
-  wait_phase(smem.v_free[group][half], chunk / 2 % 2 ^ 1);
-  v.copy_in(chunk * kChunk, length, smem.v[group][half]);
-  ptx::cp_async_mbarrier_arrive(ptx::shared_address(&smem.v_ready[group][half]));
+__device__ __forceinline__ void bring_for_chains(const Keys<kKeyDim>& keys, const Solved& solved, int slot,
+                                                 SegmentMemory<kKeyDim>& smem) {
+  ChainStage<kKeyDim>& stage = smem.stage[slot];
+  const uint32_t full = ptx::shared_address(&smem.full[slot]);
+  SpreadSolved& to = stage.solved;
+  constexpr int kFirstBytes = sizeof(Solved::First) - offsetof(Solved::First, gates);   // gates, and T'' behind them
+  ptx::mbarrier_arrive_expect_tx(full, sizeof(stage.k) + kFirstBytes + sizeof(to.second.t) + sizeof(to.third.t));
+  ptx::bulk_copy_to_shared(ptx::shared_address(&stage.k), keys.k, sizeof(stage.k), full);
+  ptx::bulk_copy_to_shared(ptx::shared_address(&to.first.gates), &solved.first.gates, kFirstBytes, full);
+  ptx::bulk_copy_to_shared(ptx::shared_address(&to.second.t), solved.second.t, sizeof(to.second.t), full);
+  ptx::bulk_copy_to_shared(ptx::shared_address(&to.third.t), solved.third.t, sizeof(to.third.t), full);
 }
 
-// Group 2: k, T'', decays and V of all chunks.
+// Group 2: k, T'', decays and V of all chunks. V is the caller's, the preparation need not be done for it.
 template <int kKeyDim>
 __device__ __forceinline__ void feed_chains(const RuleParams& p, const Segment& segment, const Span& span, int64_t head,
                                             int64_t block, SegmentMemory<kKeyDim>& smem) {
@@ -188,41 +185,34 @@ __device__ __forceinline__ void feed_chains(const RuleParams& p, const Segment& 
     return Tokens{static_cast<uint16_t*>(p.v.data) + p.v.offset(span.batch, span.first, head, column), p.v.stride[1], thread};
   };
   const Tokens values[kChains] = {values_of(chains[0]), values_of(chains[1])};
+  auto bring_values = [&](int chunk, int slot) {
+#pragma unroll
+    for (int group = 0; group < kChains; ++group) {
+      if (chains[group].has_values) values[group].copy_in(chunk * kChunk, length, smem.stage[slot].v[group]);
+    }
+    ptx::cp_async_mbarrier_arrive(ptx::shared_address(&smem.full[slot]));
+  };
+#pragma unroll 1
+  for (int chunk = 0; chunk < min(num_chunks, kChainStages); ++chunk) bring_values(chunk, chunk);
+  ptx::griddepcontrol_wait();   // for the preparation; the chains wait for what comes now
   ChainTurn turn;
 #pragma unroll 1
   for (int chunk = 0; chunk < num_chunks; ++chunk) {
-    if (thread == 0) {
-      wait_phase(smem.empty[turn.slot], turn.parity ^ 1);
-      ChainStage<kKeyDim>& stage = smem.stage[turn.slot];
-      const uint32_t full = ptx::shared_address(&smem.full[turn.slot]);
-      SpreadSolved& to = stage.solved;
-      constexpr int kFirstBytes = sizeof(Solved::First) - offsetof(Solved::First, gates);   // gates, and T'' behind them
-      ptx::mbarrier_arrive_expect_tx(full, sizeof(stage.k) + kFirstBytes + sizeof(to.second.t) + sizeof(to.third.t));
-      ptx::bulk_copy_to_shared(ptx::shared_address(&stage.k), keys->k, sizeof(stage.k), full);
-      ptx::bulk_copy_to_shared(ptx::shared_address(&to.first.gates), &solved->first.gates, kFirstBytes, full);
-      ptx::bulk_copy_to_shared(ptx::shared_address(&to.second.t), solved->second.t, sizeof(to.second.t), full);
-      ptx::bulk_copy_to_shared(ptx::shared_address(&to.third.t), solved->third.t, sizeof(to.third.t), full);
-    }
+    if (chunk >= kChainStages) wait_phase(smem.empty[turn.slot], turn.parity ^ 1);
+    if (thread == 0) bring_for_chains(*keys, *solved, turn.slot, smem);
     __syncwarp();
+    if (chunk >= kChainStages) bring_values(chunk, turn.slot);
     keys += p.dims.Hk;
     solved += p.dims.Hv;
     turn.advance();
-#pragma unroll
-    for (int group = 0; group < kChains; ++group) {
-      if (chains[group].has_values) feed_values(chunk, length, group, values[group], smem);
-    }
   }
 }
 
 template <int kKeyDim>
 __device__ __forceinline__ void init_chain_barriers(int num_chains, SegmentMemory<kKeyDim>& smem) {
   for (int i = 0; i < kChainStages; ++i) {
-    ptx::mbarrier_init(ptx::shared_address(&smem.full[i]), 1);
+    ptx::mbarrier_init(ptx::shared_address(&smem.full[i]), 1 + kGroupThreads);
     ptx::mbarrier_init(ptx::shared_address(&smem.empty[i]), kGroupThreads * num_chains);
-  }
-  for (int i = 0; i < 2 * kChains; ++i) {
-    ptx::mbarrier_init(ptx::shared_address(&smem.v_ready[i / 2][i % 2]), kGroupThreads);
-    ptx::mbarrier_init(ptx::shared_address(&smem.v_free[i / 2][i % 2]), kGroupThreads);
   }
   ptx::fence_mbarrier_init();
 }
@@ -252,7 +242,6 @@ __device__ __forceinline__ void carry_chains(const RuleParams& p, const Segment&
     if (chain.is_there) carry_chain<io_t>(p, segment, head, chain, group, static_cast<int>(span.length / kChunk), smem);
   } else {
     ptx::setmaxnreg_dec<kFeedRegisters>();
-    ptx::griddepcontrol_wait();   // for the preparation; the chains wait for what this group brings
     feed_chains<kKeyDim>(p, segment, span, head, block, smem);
   }
 }
