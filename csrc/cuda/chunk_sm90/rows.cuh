@@ -86,18 +86,18 @@ __device__ __forceinline__ void order_rows(const RuleParams& p) {
   }
 }
 
-// Tokens of the longest row of a ragged call. By each warp for itself.
+// Tokens of the longest row of a ragged call. By each warp for itself, a row a lane where they are not in order.
 template <int kKeyDim>
-__device__ __forceinline__ int64_t longest_length(const RuleParams& p) {
+__device__ __forceinline__ int longest_length(const RuleParams& p) {
+  int64_t n = threadIdx.x % 32;
   if (has_order(p)) {
     ptx::griddepcontrol_wait();   // the preparation wrote the order
-    return length_of_row(p, order_of<kKeyDim>(p)[0]);
+    n = order_of<kKeyDim>(p)[0];
   }
-  int64_t longest = length_of_row(p, threadIdx.x % 32);
+  int longest = static_cast<int>(length_of_row(p, n));
 #pragma unroll
   for (int distance = 16; distance > 0; distance /= 2) {
-    const int64_t other = __shfl_xor_sync(0xffffffffu, longest, distance);
-    longest = other > longest ? other : longest;
+    longest = max(longest, __shfl_xor_sync(0xffffffffu, longest, distance));
   }
   return longest;
 }
