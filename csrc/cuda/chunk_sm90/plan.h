@@ -21,7 +21,7 @@ constexpr int64_t kTenthsOfEnds = 40;                        // what a block doe
 constexpr int64_t kTenthsOfBoth = 21, kTenthsOfScan = 80, kTenthsOfStep = 12;
 
 // Beside the preparation: a row's chunk is slower by a twentieth; the first chunks are waited for, one more kernel.
-constexpr int64_t kTenthsOfRelay = 180;
+constexpr int64_t kTenthsOfRelay = 150;
 inline int64_t beside(int64_t tenths) { return tenths * 21 / 20; }
 
 // What an item of the preparation costs one multiprocessor; beside the carrying, which leaves it the memory, less.
