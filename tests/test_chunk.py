@@ -384,6 +384,30 @@ def test_rows_beside_their_preparation(kernel, device, dtype, lengths):
 
 
 @pytest.mark.cuda_only
+def test_calls_on_several_streams_beside_their_preparation(kernel, device):
+    """Calls each of which waits for a preparation of its own, at once on the device: all end, with their bits"""
+    shape, calls = Shape(16, 48, 128, 128), 4
+    inputs = [rule_inputs(1, 4096, shape, dtype=torch.bfloat16, seed=n, device=device) for n in range(calls)]
+    fresh = rule_state(1, shape, device=device)
+    expected = []
+    for x in inputs:
+        state = fresh.clone()
+        expected.append((run(kernel, x, state, "chunk", scan="off"), state))
+    torch.cuda.synchronize()
+    streams = [torch.cuda.Stream() for _ in range(calls)]
+    for _ in range(5):
+        found = []
+        for x, stream in zip(inputs, streams):
+            with torch.cuda.stream(stream):
+                state = fresh.clone()
+                found.append((run(kernel, x, state, "chunk", scan="off"), state))
+        torch.cuda.synchronize()
+        for (out, state), (wanted, wanted_state) in zip(found, expected):
+            assert_same(out, wanted, "output")
+            assert_same(state, wanted_state, "state")
+
+
+@pytest.mark.cuda_only
 def test_graph_of_rows_beside_their_preparation(kernel, device):
     """Captured once: what one replay tells of its preparation is not taken for the next one's, whatever the offsets"""
     shape, tokens = Shape(16, 48, 128, 128), 5000

@@ -114,6 +114,8 @@ inline int num_multiprocessors() {
   return wanted ? std::atoi(wanted) : 132;
 }
 
+inline bool overlaps_launches() { return true; }
+
 inline size_t shared_bytes_for(int blocks) { return static_cast<size_t>(233472 / blocks - 1024); }
 
 // EMULATED_HOPPER=0: a GPU of another arch, for which kernels are chosen.

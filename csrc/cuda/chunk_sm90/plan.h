@@ -78,7 +78,7 @@ inline RuleParams with_relay(RuleParams params) {
   const Dims& dims = params.dims;
   const int64_t all = num_multiprocessors(), carrying = tiles_of_row(dims), staying = all - carrying;
   params.items_ahead = 0;
-  if (staying < 1 || dims.N < 1 || num_items(params) <= Hopper::kBlocks * all) return params;
+  if (staying < 1 || !overlaps_launches() || num_items(params) <= Hopper::kBlocks * all) return params;
   const int64_t late = staying * dims.N * beside(chunks_of_row(params) * kTenthsOfChunk) / tenths_of_late_item(dims);
   params.items_ahead = std::clamp(num_items(params) - late, all, num_items(params));
   params.carrying_multiprocessors = carrying;

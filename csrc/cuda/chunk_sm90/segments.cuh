@@ -228,7 +228,7 @@ __device__ __forceinline__ void carry_chains(const RuleParams& p, const Segment&
                                              SegmentMemory<kKeyDim>& smem) {
   const int num_chains = chain_of(p.dims, block, 0).is_there + chain_of(p.dims, block, 1).is_there;
   if (num_chains == 0 || !is_asked_for(p, segment)) {
-    if (blockIdx.x == 0) ptx::griddepcontrol_wait();   // the grid does not end before the one that it overlaps
+    if (is_last_block()) ptx::griddepcontrol_wait();
     return;
   }
   write_zeros(smem.stage);
