@@ -100,6 +100,11 @@ __device__ __forceinline__ Moved tokens_of(const View& view, const Work& work, c
   return {static_cast<uint16_t*>(view.data) + view.offset(span.batch, span.first, work.head, column), view.stride[1], thread};
 }
 
+// The thread that brings the chunks.
+__device__ __forceinline__ int copying_thread(int tiles) {
+  return tiles * kGroupThreads + (tiles == kMostTiles ? 0 : tiles * kMovers);
+}
+
 // The warp that brings the chunks of a block of one tile.
 template <int kKeyDim>
 __device__ __forceinline__ void carry_copies(const RuleParams& p, const Work& work, const Span& span,
@@ -107,10 +112,8 @@ __device__ __forceinline__ void carry_copies(const RuleParams& p, const Work& wo
   const int num_chunks = static_cast<int>((span.length + kChunk - 1) / kChunk);
   const int64_t chunk_row = first_chunk_row(p, work.segment.n, span.first);
   Prepared prepared = prepared_of<kKeyDim>(p, chunk_row, work.key_head, num_chunks);
-  ChunkToCopy<kKeyDim> next = smem.to_copy;
-  // For the preparation; later segments start behind it (combine.cuh).
-  if (!is_relayed(p) && work.segment.idx == 0) ptx::griddepcontrol_wait();
-  run_copies(p, num_chunks, static_cast<int>(threadIdx.x % 32), prepared, next, smem);
+  const bool waits = !is_relayed(p) && work.segment.idx == 0;   // later segments start behind the preparation (combine.cuh)
+  run_copies(p, num_chunks, static_cast<int>(threadIdx.x % 32), waits, prepared, smem);
   ptx::griddepcontrol_wait();   // the grid does not end before the preparation
 }
 
@@ -121,18 +124,12 @@ __device__ __forceinline__ void carry_transfer(const RuleParams& p, const Span& 
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x % kGroupThreads / 32, 0), tile = warp / (kMovers / 32);
   if (tile < tiles) {
     const Work& work = smem.work[tile];
-    const bool is_first = tiles == kMostTiles && warp == 0;
-    if (is_first) ptx::griddepcontrol_wait();   // for the preparation
-    run_transfer<out_t>(p, static_cast<int>(span.length), is_first && threadIdx.x % 32 == 0, tokens_of(p.v, work, span),
-                        tokens_of(p.out, work, span), smem.tile[tile], smem);
+    const bool copies = static_cast<int>(threadIdx.x) == copying_thread(tiles);
+    run_transfer<out_t>(p, static_cast<int>(span.length), copies, tokens_of(p.v, work, span), tokens_of(p.out, work, span),
+                        smem.tile[tile], smem);
   } else if (warp == kMovers / 32) {
     carry_copies(p, smem.work[0], span, smem);
   }
-}
-
-// The thread that brings the chunks.
-__device__ __forceinline__ int copying_thread(int tiles) {
-  return tiles * kGroupThreads + (tiles == kMostTiles ? 0 : tiles * kMovers);
 }
 
 // By one thread, in straight code: a loop over tiles takes ten times as many instructions.

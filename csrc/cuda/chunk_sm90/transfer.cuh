@@ -11,9 +11,11 @@ namespace gdn::cuda::chunk_sm90 {
 
 using Moved = Tokens<kMovers>;   // of V or o, by the two warps of a tile
 
-// Starts to bring the next chunk of the workspace to its stage, when nobody reads that any more. By one thread.
+// Starts to bring the next chunk of the workspace to its stage, when nobody reads that any more. By one thread; with
+// `is_first` it waits for the preparation, as late as it can: code that runs for the first time is slow.
 template <int kKeyDim>
-__device__ __forceinline__ void bring_chunk(const RuleParams& p, ChunkToCopy<kKeyDim>& next, SharedMemory<kKeyDim>& smem) {
+__device__ __forceinline__ void bring_chunk(const RuleParams& p, bool is_first, ChunkToCopy<kKeyDim>& next,
+                                            SharedMemory<kKeyDim>& smem) {
   const Turn turn = {next.slot, next.parity}, after = turn.next();
   const Keys<kKeyDim>* const keys = next.keys;
   const Solved* const solved = next.solved;
@@ -22,6 +24,7 @@ __device__ __forceinline__ void bring_chunk(const RuleParams& p, ChunkToCopy<kKe
   Stage<kKeyDim>& stage = smem.stage[turn.slot];
   const uint32_t full = ptx::shared_address(&smem.full[turn.slot]);
   ptx::mbarrier_arrive_expect_tx(full, sizeof(Keys<kKeyDim>) + sizeof(Solved));
+  if (is_first) ptx::griddepcontrol_wait();
   const auto copy_piece = [&](auto& smem_piece, const auto& gmem_piece) {
     ptx::bulk_copy_to_shared(ptx::shared_address(&smem_piece), &gmem_piece, sizeof(smem_piece), full);
   };
@@ -31,14 +34,15 @@ __device__ __forceinline__ void bring_chunk(const RuleParams& p, ChunkToCopy<kKe
   copy_piece(stage.solved.third, solved->third);
 }
 
-// All chunks, by a warp that has nothing else to do.
+// All chunks, by a warp that has nothing else to do; with `waits` when the preparation is done.
 template <int kKeyDim>
-__device__ __forceinline__ void run_copies(const RuleParams& p, int num_chunks, int lane, Prepared& prepared,
-                                           ChunkToCopy<kKeyDim>& next, SharedMemory<kKeyDim>& smem) {
+__device__ __forceinline__ void run_copies(const RuleParams& p, int num_chunks, int lane, bool waits, Prepared& prepared,
+                                           SharedMemory<kKeyDim>& smem) {
+  ChunkToCopy<kKeyDim> next = smem.to_copy;
 #pragma unroll 1
   for (int chunk = 0; chunk < num_chunks; ++chunk) {
     prepared.wait_for(chunk, lane);
-    if (lane == 0) bring_chunk(p, next, smem);
+    if (lane == 0) bring_chunk(p, waits && chunk == 0, next, smem);
   }
 }
 
@@ -66,20 +70,17 @@ template <class out_t, int kKeyDim>
 __device__ __forceinline__ void run_transfer(const RuleParams& p, int length, bool copies, const Moved& v, const Moved& out,
                                              Tile& tile, SharedMemory<kKeyDim>& smem) {
   const int num_chunks = (length + kChunk - 1) / kChunk;
-  if (copies) {
 #pragma unroll 1
-    for (int chunk = 0; chunk < min(num_chunks, kStages); ++chunk) bring_chunk(p, smem.to_copy, smem);
-  }
-  __syncwarp();
-#pragma unroll 1
-  for (int chunk = 0; chunk < kStages; ++chunk) {
+  for (int chunk = 0; chunk < min(num_chunks, kStages); ++chunk) {   // V first, for which nobody has to wait
     bring_values(chunk, chunk, length, v, tile, smem);
     if (chunk == 0) ptx::cp_async_mbarrier_arrive(ptx::shared_address(&tile.v_there));
+    if (copies) bring_chunk(p, chunk == 0, smem.to_copy, smem);
+    __syncwarp();
   }
   int slot = 0;   // the stage of the chunk
 #pragma unroll 1
   for (int chunk = 0; chunk < num_chunks; ++chunk) {
-    if (copies && chunk > 0 && chunk - 1 + kStages < num_chunks) bring_chunk(p, smem.to_copy, smem);
+    if (copies && chunk > 0 && chunk - 1 + kStages < num_chunks) bring_chunk(p, false, smem.to_copy, smem);
     __syncwarp();
     take_output<out_t>(chunk, length, out, tile);
     if (chunk + 3 == num_chunks) arrive(tile.o_taken);
