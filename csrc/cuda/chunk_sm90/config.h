@@ -9,8 +9,10 @@ namespace gdn::cuda::chunk_sm90 {
 constexpr int kGroupThreads = 128;  // a warpgroup
 constexpr int kStages = 3;          // chunks in shared memory
 constexpr int kMostTiles = 2;       // that a block carries
-// A block: a tile group for each tile, the transfer group, and in a block of one tile a warp that brings chunks.
-constexpr int kThreads = (kMostTiles + 1) * kGroupThreads, kOneTileThreads = 2 * kGroupThreads + 32;
+// A block: a tile group for each tile and the transfer group. Warps of two blocks side by side (kernel.cuh) share the registers
+// of a scheduler: with eight of them a block of one tile fits beside four of the preparation.
+constexpr int kThreads = (kMostTiles + 1) * kGroupThreads, kOneTileThreads = 2 * kGroupThreads;
+constexpr int kMovers = kGroupThreads / kMostTiles;   // threads of the transfer group that serve a tile
 // Registers a thread; the block starts with 168 each.
 constexpr int kTileRegisters = 224, kTransferRegisters = 56;
 static_assert(kMostTiles * kTileRegisters + kTransferRegisters <= 3 * 168, "registers of the block");
@@ -71,9 +73,10 @@ struct ChunkToCopy {
 struct alignas(1024) Tile {
   uint16_t v[2][kChunk * kValueTile];   // V of chunk c in v[c % 2], [64 t][64 v] in the io dtype; 2 x 8 KB
   uint16_t o[2][kChunk * kValueTile];   // 16-bit o of chunk c in o[c % 2], [64 t][64 v]; 2 x 8 KB
-  // Between the groups, an arrival from each thread; one phase in two chunks: v is read, o written.
+  // Between a tile's threads, an arrival from each of the group that carries it; one phase in two chunks: v is read, o written.
   uint64_t v_free[2], o_ready[2];
-  uint64_t o_taken;   // o of the last chunk but two; one phase a call
+  uint64_t v_there;   // V of the first chunk, before its keys may be; an arrival from each mover; one phase a call
+  uint64_t o_taken;   // o of the last chunk but two, an arrival from each mover; one phase a call
 };
 
 template <int kKeyDim>

@@ -30,11 +30,11 @@ __device__ __forceinline__ constexpr uint64_t panel_step(int j) {
   return static_cast<uint64_t>(panel_start<Places>(j)) >> 4;
 }
 
-// The zeros of all stages, for wgmma behind the next __syncthreads: 16 bytes a thread and stage. By the whole block.
+// The zeros of all stages, for wgmma behind the next __syncthreads: 16 bytes a thread and stage. By the first seven warps.
 template <class StageOf, int kCount>
 __device__ __forceinline__ void write_zeros(StageOf (&smem_stages)[kCount]) {
   constexpr int kOfBlock = kBlockBytes / 16;
-  static_assert(7 * kOfBlock <= kOneTileThreads, "all of a stage's");
+  static_assert(7 * kOfBlock <= kOneTileThreads - 32, "all of a stage's, and a warp for the barriers");
   const int thread = threadIdx.x, block = thread / kOfBlock;
   if (block >= 7) return;
   const int at = 16 * thread + (block >= 1 ? sizeof(Solved::First) : 0) + (block >= 4 ? sizeof(Solved::Second) : 0) +

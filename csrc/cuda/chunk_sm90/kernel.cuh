@@ -10,9 +10,8 @@
 //         the first blocks may carry two tiles of a head each (Pairs), the others carry one. Ragged input adds a sequence
 //         that writes zeros outside all others; with pairs its last blocks find nothing to do. After the passes of
 //         segments.cuh: the segments of sequences behind the first one, which that file's pass has carried as this kernel does.
-// Block   three warpgroups. Groups 0 and 1 (state.cuh) carry a tile each: S^T [64 v, K] stays in fp32 accumulators from the
-//         first to the last chunk. In a block of one tile group 1 ends at once. Group 2 (transfer.cuh) brings chunks and V in,
-//         o out.
+// Block   warpgroups. Groups 0 and 1 (state.cuh) carry a tile each: S^T [64 v, K] stays in fp32 accumulators from the first to
+//         the last chunk; a block of one tile has no group 1. The last one (transfer.cuh) brings chunks and V in, o out.
 // Reads   Keys, Solved, v [T, 64]; S [K, 64] once.   Writes   o [T, 64], S once.
 // Numbers Operands are fp16 (keys and queries after normalisation, rows of S, X, T'' X scaled by powers of two), sums fp32, the
 //         inverse of the 16 x 16 diagonal blocks fp32. What a chunk computes depends on its tokens and on S at its start
@@ -63,7 +62,8 @@ __device__ __forceinline__ bool is_padding(const RuleParams& p, const Work& work
 
 template <class out_t>
 __device__ __forceinline__ Writer<out_t> writer_of(const RuleParams& p, const Work& work, const Span& span) {
-  const int lane = ptx::opaque(static_cast<int>(threadIdx.x % 32));
+  // By a shuffle: what ptxas can make of threadIdx again, it makes again for each chunk.
+  const int lane = __shfl_sync(0xffffffffu, threadIdx.x % 32, threadIdx.x % 32);
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x % kGroupThreads / 32, 0);
   const int64_t column = work.column + 16 * warp;
   out_t* const gmem = static_cast<out_t*>(p.out.data) + p.out.offset(span.batch, span.first, work.head, column);
@@ -93,9 +93,9 @@ __device__ __forceinline__ void carry_tile(const RuleParams& p, const Work& work
   } while (chunk < num_chunks);
 }
 
-// What a thread moves of V or o.
-__device__ __forceinline__ Tokens tokens_of(const View& view, const Work& work, const Span& span) {
-  const int thread = threadIdx.x % kGroupThreads;
+// What a thread moves of a tile's V or o.
+__device__ __forceinline__ Moved tokens_of(const View& view, const Work& work, const Span& span) {
+  const int thread = threadIdx.x % kMovers;
   const int64_t column = work.column + 8 * (thread % kLanesOfToken);
   return {static_cast<uint16_t*>(view.data) + view.offset(span.batch, span.first, work.head, column), view.stride[1], thread};
 }
@@ -103,14 +103,9 @@ __device__ __forceinline__ Tokens tokens_of(const View& view, const Work& work, 
 // One block of a grid waits for the grid that it overlaps, whatever it has to do, so that it does not end before that one.
 __device__ __forceinline__ bool is_last_block() { return blockIdx.x + 1 == gridDim.x; }
 
-// The transfer group. In a block of two tiles it brings the chunks too.
-template <class out_t, int kKeyDim>
-__device__ __forceinline__ void carry_transfer(const RuleParams& p, const Work& work, const Span& span, int tiles,
-                                               SharedMemory<kKeyDim>& smem) {
-  const bool has_copies = tiles == kMostTiles;
-  if (has_copies) ptx::griddepcontrol_wait();   // for the preparation
-  run_transfer<out_t>(p, static_cast<int>(span.length), tiles, has_copies, tokens_of(p.v, work, span),
-                      tokens_of(p.out, work, span), smem);
+// The thread that brings the chunks.
+__device__ __forceinline__ int copying_thread(int tiles) {
+  return tiles * kGroupThreads + (tiles == kMostTiles ? 0 : tiles * kMovers);
 }
 
 // The warp that brings the chunks of a block of one tile.
@@ -120,29 +115,72 @@ __device__ __forceinline__ void carry_copies(const RuleParams& p, const Work& wo
   const int num_chunks = static_cast<int>((span.length + kChunk - 1) / kChunk);
   const int64_t chunk_row = first_chunk_row(p, work.segment.n, span.first);
   Prepared prepared = prepared_of<kKeyDim>(p, chunk_row, work.key_head, num_chunks);
-  // For the preparation; later segments start behind it (combine.cuh).
-  if (!is_relayed(p) && work.segment.idx == 0) ptx::griddepcontrol_wait();
-  run_copies(p, num_chunks, static_cast<int>(threadIdx.x % 32), prepared, smem);
+  const bool waits = !is_relayed(p) && work.segment.idx == 0;   // later segments start behind the preparation (combine.cuh)
+  run_copies(p, num_chunks, static_cast<int>(threadIdx.x % 32), waits, prepared, smem);
   if (is_last_block()) ptx::griddepcontrol_wait();   // others make room for the next row
 }
 
+// The transfer group: two warps move a tile's V and o. Of a block of one tile another one brings the chunks and one ends at
+// once, of a block of two the first thread brings them.
+template <class out_t, int kKeyDim>
+__device__ __forceinline__ void carry_transfer(const RuleParams& p, const Span& span, int tiles, SharedMemory<kKeyDim>& smem) {
+  const int warp = __shfl_sync(0xffffffffu, threadIdx.x % kGroupThreads / 32, 0), tile = warp / (kMovers / 32);
+  if (tile < tiles) {
+    const Work& work = smem.work[tile];
+    const bool copies = static_cast<int>(threadIdx.x) == copying_thread(tiles);
+    run_transfer<out_t>(p, static_cast<int>(span.length), copies, tokens_of(p.v, work, span), tokens_of(p.out, work, span),
+                        smem.tile[tile], smem);
+  } else if (warp == kMovers / 32) {
+    carry_copies(p, smem.work[0], span, smem);
+  }
+}
+
+// By one thread, in straight code: a loop over tiles takes ten times as many instructions.
 template <int kKeyDim>
 __device__ __forceinline__ void init_barriers(int tiles, SharedMemory<kKeyDim>& smem) {
   const auto init = [](uint64_t& barrier, int arrivals) { ptx::mbarrier_init(ptx::shared_address(&barrier), arrivals); };
-#pragma unroll
-  for (int i = 0; i < kStages; ++i) {
-    init(smem.full[i], 1 + kGroupThreads);
-    init(smem.empty[i], tiles * kGroupThreads);
-  }
-  for (int i = 0; i < tiles; ++i) {
-    Tile& tile = smem.tile[i];
-    init(tile.o_taken, kGroupThreads);
+  const auto init_tile = [&](Tile& tile) {
+    init(tile.v_there, kMovers);
+    init(tile.o_taken, kMovers);
     for (uint64_t* barriers : {tile.v_free, tile.o_ready}) {
       init(barriers[0], kGroupThreads);
       init(barriers[1], kGroupThreads);
     }
+  };
+  const auto init_stages = [&](int of_tiles) {
+#pragma unroll
+    for (int i = 0; i < kStages; ++i) {
+      init(smem.full[i], 1 + of_tiles * kMovers);
+      init(smem.empty[i], of_tiles * kGroupThreads);
+    }
+  };
+  init_tile(smem.tile[0]);
+  if (tiles == kMostTiles) {
+    init_stages(kMostTiles);
+    init_tile(smem.tile[1]);
+  } else {
+    init_stages(1);
   }
   ptx::fence_mbarrier_init();
+}
+
+// What a block needs before its groups part: zeros and barriers, what it works on, each by other warps.
+template <int kKeyDim>
+__device__ __forceinline__ void set_up(const RuleParams& p, const Work& work, int tiles, SharedMemory<kKeyDim>& smem) {
+  const int thread = threadIdx.x, group = thread / kGroupThreads;
+  if (thread == kOneTileThreads - 32) init_barriers(tiles, smem);
+  write_zeros(smem.stage);
+  if (thread == 0) smem.span = segment_span(p, work.segment);
+  if (group < tiles && thread % kGroupThreads == 0) {
+    Work& mine = smem.work[group];
+    mine = work;
+    mine.column += group * kValueTile;
+  }
+  if (thread == copying_thread(tiles)) {
+    const int64_t chunk_row = first_chunk_row(p, work.segment.n, segment_span(p, work.segment).first);
+    smem.to_copy = {keys_of<kKeyDim>(p, chunk_row, work.key_head), solved_of<kKeyDim>(p, chunk_row, work.head), 0, 0};
+  }
+  __syncthreads();
 }
 
 // A block's life: `tiles` tiles of a head side by side, the first that of `work`.
@@ -159,27 +197,14 @@ __device__ __forceinline__ void carry(const RuleParams& p, const Work& work, int
     if (is_last_block()) ptx::griddepcontrol_wait();
     return;
   }
-  write_zeros(smem.stage);
-  if (threadIdx.x == 0) {
-    init_barriers(tiles, smem);
-    smem.span = segment_span(p, work.segment);
-    const int64_t chunk_row = first_chunk_row(p, work.segment.n, smem.span.first);
-    smem.to_copy = {keys_of<kKeyDim>(p, chunk_row, work.key_head), solved_of<kKeyDim>(p, chunk_row, work.head), 0, 0};
-    for (int i = 0; i < kMostTiles; ++i) {
-      smem.work[i] = work;
-      smem.work[i].column += i * kValueTile;
-    }
-  }
-  __syncthreads();
+  set_up(p, work, tiles, smem);
   const int group = __shfl_sync(0xffffffffu, threadIdx.x / kGroupThreads, 0);
   if (group < tiles) {
     ptx::setmaxnreg_inc<kTileRegisters>();
     carry_tile<io_t, out_t>(p, smem.work[group], smem.span, smem, smem.tile[group], observer);
   } else if (group == tiles) {
     ptx::setmaxnreg_dec<kTransferRegisters>();
-    carry_transfer<out_t>(p, smem.work[0], smem.span, tiles, smem);
-  } else if (threadIdx.x < kOneTileThreads) {   // in a grid with blocks of two tiles there are more
-    carry_copies(p, smem.work[0], smem.span, smem);
+    carry_transfer<out_t>(p, smem.span, tiles, smem);
   }
 }
 
@@ -192,14 +217,15 @@ __device__ __forceinline__ uint32_t count_pairs(const RuleParams& p, const Pairs
 
 template <class io_t, class out_t, int kKeyDim, class Observer>
 __global__ void __launch_bounds__(kThreads, 1)
-    chunk_kernel(const __grid_constant__ RuleParams p, const Pairs pairs, const __grid_constant__ Observer observer) {
+    chunk_kernel(const __grid_constant__ RuleParams p, const __grid_constant__ Pairs pairs,
+                 const __grid_constant__ Observer observer) {
   if constexpr (!ptx::kHasWgmma) {
     ptx::trap();   // the launcher does not choose this kernel for other targets
   } else {
     extern __shared__ __align__(1024) char smem_bytes[];
     auto& smem = *reinterpret_cast<SharedMemory<kKeyDim>*>(smem_bytes);
     const uint32_t both = count_pairs<kKeyDim>(p, pairs);
-    const int tiles = blockIdx.x < both ? kMostTiles : 1;
+    const int tiles = __shfl_sync(0xffffffffu, blockIdx.x < both ? kMostTiles : 1, 0);   // known to be uniform
     const uint32_t first = blockIdx.x + min(blockIdx.x, both) * (kMostTiles - 1);
     carry<io_t, out_t>(p, work_of_tile<kKeyDim>(p, first), tiles, smem, observer);
   }

@@ -179,12 +179,13 @@ __device__ __forceinline__ void feed_chains(const RuleParams& p, const Segment& 
   const int length = static_cast<int>(span.length), num_chunks = length / kChunk;
   const Keys<kKeyDim>* keys = keys_of<kKeyDim>(p, chunk_row, key_head(head, p.dims.Hk, p.dims.Hv));
   const Solved* solved = solved_of<kKeyDim>(p, chunk_row, head);
+  using ValueTokens = Tokens<kGroupThreads>;
   const Chain chains[kChains] = {chain_of(p.dims, block, 0), chain_of(p.dims, block, 1)};
   auto values_of = [&](const Chain& chain) {
     const int64_t column = chain.has_values ? chain.column + 8 * (thread % kLanesOfToken) : 0;
-    return Tokens{static_cast<uint16_t*>(p.v.data) + p.v.offset(span.batch, span.first, head, column), p.v.stride[1], thread};
+    return ValueTokens{static_cast<uint16_t*>(p.v.data) + p.v.offset(span.batch, span.first, head, column), p.v.stride[1], thread};
   };
-  const Tokens values[kChains] = {values_of(chains[0]), values_of(chains[1])};
+  const ValueTokens values[kChains] = {values_of(chains[0]), values_of(chains[1])};
   auto bring_values = [&](int chunk, int slot) {
 #pragma unroll
     for (int group = 0; group < kChains; ++group) {

@@ -111,9 +111,10 @@ __device__ __forceinline__ void run_tile(const Work& work, int first, int end, i
   Turn turn = {start % kStages, start / kStages % 2};
   int of_v[2];
   uint32_t stored_v[4][4], largest[2] = {0, 0};
-  wait_phase(smem.full[turn.slot], turn.parity);
+  wait_phase(tile.v_there, 0);   // V of a later start is there too; a chunk's keys may be far behind
   take_values<io_t>(start, warp, lane, tile, stored_v, of_v);
   start_operand(of_v, state, largest);
+  wait_phase(smem.full[turn.slot], turn.parity);
   float chunk_decay = smem.stage[turn.slot].solved.first.gates.decay[kChunk - 1];
 #pragma unroll 1
   for (int chunk = start; chunk < end; ++chunk) {

@@ -9,10 +9,13 @@
 
 namespace gdn::cuda::chunk_sm90 {
 
-// Starts to bring the next chunk of the workspace to its stage, when nobody reads that any more. By one thread.
+using Moved = Tokens<kMovers>;   // of V or o, by the two warps of a tile
+
+// Starts to bring the next chunk of the workspace to its stage, when nobody reads that any more. By one thread; with
+// `is_first` it waits for the preparation, as late as it can: code that runs for the first time is slow.
 template <int kKeyDim>
-__device__ __forceinline__ void bring_chunk(const RuleParams& p, SharedMemory<kKeyDim>& smem) {
-  ChunkToCopy<kKeyDim>& next = smem.to_copy;
+__device__ __forceinline__ void bring_chunk(const RuleParams& p, bool is_first, ChunkToCopy<kKeyDim>& next,
+                                            SharedMemory<kKeyDim>& smem) {
   const Turn turn = {next.slot, next.parity}, after = turn.next();
   const Keys<kKeyDim>* const keys = next.keys;
   const Solved* const solved = next.solved;
@@ -21,6 +24,7 @@ __device__ __forceinline__ void bring_chunk(const RuleParams& p, SharedMemory<kK
   Stage<kKeyDim>& stage = smem.stage[turn.slot];
   const uint32_t full = ptx::shared_address(&smem.full[turn.slot]);
   ptx::mbarrier_arrive_expect_tx(full, sizeof(Keys<kKeyDim>) + sizeof(Solved));
+  if (is_first) ptx::griddepcontrol_wait();
   const auto copy_piece = [&](auto& smem_piece, const auto& gmem_piece) {
     ptx::bulk_copy_to_shared(ptx::shared_address(&smem_piece), &gmem_piece, sizeof(smem_piece), full);
   };
@@ -30,69 +34,58 @@ __device__ __forceinline__ void bring_chunk(const RuleParams& p, SharedMemory<kK
   copy_piece(stage.solved.third, solved->third);
 }
 
-// All chunks, by a warp that has nothing else to do.
+// All chunks, by a warp that has nothing else to do; with `waits` when the preparation is done.
 template <int kKeyDim>
-__device__ __forceinline__ void run_copies(const RuleParams& p, int num_chunks, int lane, Prepared& prepared,
+__device__ __forceinline__ void run_copies(const RuleParams& p, int num_chunks, int lane, bool waits, Prepared& prepared,
                                            SharedMemory<kKeyDim>& smem) {
+  ChunkToCopy<kKeyDim> next = smem.to_copy;
 #pragma unroll 1
   for (int chunk = 0; chunk < num_chunks; ++chunk) {
     prepared.wait_for(chunk, lane);
-    if (lane == 0) bring_chunk(p, smem);
+    if (lane == 0) bring_chunk(p, waits && chunk == 0, next, smem);
   }
 }
 
 // Starts to copy V of `chunk`, if there is such a chunk, to where V of the one two before was.
 template <int kKeyDim>
-__device__ __forceinline__ void bring_values(int chunk, int slot, int length, int tiles, const Tokens& v,
+__device__ __forceinline__ void bring_values(int chunk, int slot, int length, const Moved& v, Tile& tile,
                                              SharedMemory<kKeyDim>& smem) {
   if (chunk * kChunk >= length) return;
   const int half = chunk % 2;
-#pragma unroll 1
-  for (int i = 0; i < tiles; ++i) {
-    Tile& tile = smem.tile[i];
-    wait_phase(tile.v_free[half], chunk / 2 % 2 ^ 1);
-    v.of_tile(i).copy_in(chunk * kChunk, length, tile.v[half]);
-  }
+  wait_phase(tile.v_free[half], chunk / 2 % 2 ^ 1);
+  v.copy_in(chunk * kChunk, length, tile.v[half]);
   ptx::cp_async_mbarrier_arrive(ptx::shared_address(&smem.full[slot]));
 }
 
 // o of `chunk` of a tile to where it belongs.
 template <class out_t>
-__device__ __forceinline__ void take_output(int chunk, int length, const Tokens& out, Tile& tile) {
+__device__ __forceinline__ void take_output(int chunk, int length, const Moved& out, Tile& tile) {
   const int half = chunk % 2;
   wait_phase(tile.o_ready[half], chunk / 2 % 2);
-  if constexpr (sizeof(out_t) == 2) {
-    Words<16> x[kChunk / kTokensAtOnce];
-    out.read(tile.o[half], x);
-    out.write(chunk * kChunk, length, x);
-  }
+  if constexpr (sizeof(out_t) == 2) out.copy_out(chunk * kChunk, length, tile.o[half]);
 }
 
-// The whole life of the transfer group of a block that carries the first `tiles` of its memory's tiles. With `has_copies` it
-// brings the chunks too.
+// The whole life of the two warps that move V and o of a tile. The thread with `copies` brings the chunks in between.
 template <class out_t, int kKeyDim>
-__device__ __forceinline__ void run_transfer(const RuleParams& p, int length, int tiles, bool has_copies, const Tokens& v,
-                                             const Tokens& out, SharedMemory<kKeyDim>& smem) {
+__device__ __forceinline__ void run_transfer(const RuleParams& p, int length, bool copies, const Moved& v, const Moved& out,
+                                             Tile& tile, SharedMemory<kKeyDim>& smem) {
   const int num_chunks = (length + kChunk - 1) / kChunk;
-  const bool copies = has_copies && out.thread == 0;
-  if (copies) {
-    for (int chunk = 0; chunk < min(num_chunks, kStages); ++chunk) bring_chunk(p, smem);
-  }
-  __syncwarp();
 #pragma unroll 1
-  for (int chunk = 0; chunk < kStages; ++chunk) bring_values(chunk, chunk, length, tiles, v, smem);
+  for (int chunk = 0; chunk < min(num_chunks, kStages); ++chunk) {   // V first, for which nobody has to wait
+    bring_values(chunk, chunk, length, v, tile, smem);
+    if (chunk == 0) ptx::cp_async_mbarrier_arrive(ptx::shared_address(&tile.v_there));
+    if (copies) bring_chunk(p, chunk == 0, smem.to_copy, smem);
+    __syncwarp();
+  }
   int slot = 0;   // the stage of the chunk
 #pragma unroll 1
   for (int chunk = 0; chunk < num_chunks; ++chunk) {
-    if (copies && chunk > 0 && chunk - 1 + kStages < num_chunks) bring_chunk(p, smem);
+    if (copies && chunk > 0 && chunk - 1 + kStages < num_chunks) bring_chunk(p, false, smem.to_copy, smem);
     __syncwarp();
-#pragma unroll 1
-    for (int i = 0; i < tiles; ++i) {
-      take_output<out_t>(chunk, length, out.of_tile(i), smem.tile[i]);
-      if (chunk + 3 == num_chunks) arrive(smem.tile[i].o_taken);
-    }
+    take_output<out_t>(chunk, length, out, tile);
+    if (chunk + 3 == num_chunks) arrive(tile.o_taken);
     // Behind o: who sees V of a chunk knows that o's place is free.
-    bring_values(chunk + kStages, slot, length, tiles, v, smem);
+    bring_values(chunk + kStages, slot, length, v, tile, smem);
     slot = slot + 1 < kStages ? slot + 1 : 0;
   }
 }
