@@ -347,6 +347,70 @@ def test_packed_rows_that_the_device_takes_two_tiles_of(kernel, device, rows, sh
         assert_same(kept[first : first + count], of_row, f"checkpoints of row {n}")
 
 
+def in_pieces(kernel, x, state, kept, piece):
+    """Outputs of a row computed `piece` tokens at a time, the state after every 1024 of them to `kept`"""
+    outputs = []
+    for first in range(0, x.q.shape[1], piece):
+        outputs.append(run(kernel, x.tokens(first, min(first + piece, x.q.shape[1])), state, "chunk", scan="off"))
+        if (first + piece) % 1024 == 0 and first + piece <= x.q.shape[1]:
+            kept[(first + piece) // 1024 - 1] = state[0]
+    return torch.cat(outputs, 1)
+
+
+@pytest.mark.cuda_only
+@pytest.mark.parametrize("lengths", ((4177,), (9000, 7000)), ids=str)
+@each_half
+def test_rows_beside_their_preparation(kernel, device, dtype, lengths):
+    """Rows that an H200 prepares and carries side by side (plan.h): the bits of pieces that are too short for it"""
+    shape, rows = Shape(16, 48, 128, 128), len(lengths)
+    starts = torch.tensor([3, *lengths]).cumsum(0)
+    x = rule_inputs(1, int(starts[-1]) + 5, shape, dtype=dtype, device=device)
+    fresh = rule_state(rows, shape, device=device)
+    counts = torch.tensor([length // 1024 for length in lengths])
+    first_kept = counts.cumsum(0) - counts
+    kept = torch.full((int(counts.sum()), *fresh.shape[1:]), NAN, device=device)
+    state, out = fresh.clone(), torch.full_like(x.v, NAN)
+    offsets = {"cu_seqlens": starts.to(device), "checkpoint_starts": first_kept.to(device)}
+    run(kernel, x, state, "chunk", scan="off", out=out, checkpoints=kept, checkpoint_every=1024, **offsets)
+    assert_zero(out[:, :3], "tokens before the first row")
+    assert_zero(out[:, -5:], "tokens behind the last row")
+    for n in range(rows):
+        begin, end, first, count = int(starts[n]), int(starts[n + 1]), int(first_kept[n]), int(counts[n])
+        alone, of_row = fresh[n : n + 1].clone(), torch.full((count, *fresh.shape[1:]), NAN, device=device)
+        expected = in_pieces(kernel, x.tokens(begin, end), alone, of_row, 512)
+        assert_same(out[:, begin:end], expected, f"output of row {n}")
+        assert_same(state[n : n + 1], alone, f"state of row {n}")
+        assert_same(kept[first : first + count], of_row, f"checkpoints of row {n}")
+
+
+@pytest.mark.cuda_only
+def test_graph_of_rows_beside_their_preparation(kernel, device):
+    """Captured once: what one replay tells of its preparation is not taken for the next one's, whatever the offsets"""
+    shape, tokens = Shape(16, 48, 128, 128), 5000
+    x = rule_inputs(1, tokens, shape, dtype=torch.bfloat16, device=device)
+    fresh = rule_state(1, shape, device=device)
+    state, out, offsets = fresh.clone(), torch.empty_like(x.v), torch.tensor([0, tokens], device=device)
+    options = {"scan": "off", "cu_seqlens": offsets, "out": out}
+    run(kernel, x, state, "chunk", **options)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run(kernel, x, state, "chunk", **options)
+    for turn, (begin, end) in enumerate(((0, 5000), (7, 4990), (64, 64), (1000, 1001), (0, 5000), (4000, 100))):
+        x.k.copy_(normal(*x.k.shape, seed=turn))
+        offsets.copy_(torch.tensor([begin, end]))
+        state.copy_(fresh)
+        out.fill_(NAN)
+        graph.replay()
+        torch.cuda.synchronize()  # also where offsets descend: no sequence, and nobody waits for its chunks
+        if begin < end:
+            alone, of_row = fresh.clone(), torch.empty(4, *fresh.shape[1:], device=device)
+            expected = in_pieces(kernel, x.tokens(begin, end), alone, of_row, 512)
+            assert_same(out[:, begin:end], expected, f"output of {begin}..{end}")
+            assert_same(state, alone, f"state of {begin}..{end}")
+        else:
+            assert_same(state, fresh, f"state of {begin}..{end}")
+
+
 @each_half
 def test_repeated_runs(kernel, device, dtype):
     shape = Shape(2, 6, 128, 128)

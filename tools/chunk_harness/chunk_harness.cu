@@ -333,6 +333,7 @@ static void run_times(bool quick) {
 #ifndef VARIANT
 #include "scan.h"
 #include "pairs.h"
+#include "relay.h"
 
 // Phase clock: cycles at which warps of blocks 0 and 1 pass the marks. [2 blocks][8 warps][kMarkChunks][16].
 constexpr int kMarkChunks = 128, kMarkWarps = 12;
@@ -429,7 +430,7 @@ int main(int argc, char** argv) {
   auto wants = [&](const char* what) { if (argc == 1) return true; for (int i = 1; i < argc; ++i) if (!strcmp(argv[i], what)) return true; return false; };
   const char* filter = "";
   auto is_name = [](const char* x) {   // of something to do, and no substring of a case
-    for (const char* name : {"debug", "bits", "scan", "pairs", "storm", "time", "quick", "scantime", "rowtime", "phases", "pairtime"}) if (!strcmp(x, name)) return true;
+    for (const char* name : {"debug", "bits", "scan", "pairs", "storm", "time", "quick", "scantime", "rowtime", "phases", "pairtime", "relay", "relaytime"}) if (!strcmp(x, name)) return true;
     return false;
   };
   for (int i = 1; i + 1 < argc; ++i) if (!strcmp(argv[i], "check") && !is_name(argv[i + 1])) filter = argv[i + 1];
@@ -446,6 +447,7 @@ int main(int argc, char** argv) {
 #ifndef VARIANT
   if (wants("scan")) bad += check_scan("") + check_order() + check_checkpoints();
   if (wants("pairs")) bad += check_pairs();
+  if (wants("relay")) bad += check_relay();
   if (wants("storm")) bad += check_storm();
 #endif
   if (wants("time")) run_times(false);
@@ -455,6 +457,7 @@ int main(int argc, char** argv) {
   if (wants("rowtime")) time_rows();
   if (wants("phases")) { run_phases(0); run_phases(48); }
   if (wants("pairtime")) time_pairs();
+  if (wants("relaytime")) time_relay();
 #endif
   printf(bad ? "FAILED: %d\n" : "all good\n", bad);
   return bad != 0;

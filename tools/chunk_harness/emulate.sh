@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The harness's cases on the host, without a GPU: tools/chunk_harness/emulate.sh [debug | bits |
-# pairs [substring [longest T]] | substring [longest T [tokens of a segment]]].
+# pairs [substring [longest T]] | substring [longest T [tokens of a segment; -1: beside the preparation]]].
 # PRECISION=0 or 1: the mma.sync kernel at normal or high precision instead of Hopper's.
 # Fibers for threads, wgmma, mma, bulk copies and mbarriers as in tests/emulator, asynchronous steps early and late.
 set -euo pipefail

@@ -107,12 +107,17 @@ int bits() {
   return bad;
 }
 
-// The call with rows cut every `segment_tokens` tokens, whatever that costs; 0: whole rows.
+// The call with rows cut every `segment_tokens` tokens, whatever that costs; 0: whole rows; -1: beside their preparation.
 void run_cut(RuleParams params, int segment_tokens) {
 #if defined(PRECISION)
   run(params);   // nothing is cut there
 #else
-  params.segment_tokens = segment_tokens;
+  params.segment_tokens = std::max(segment_tokens, 0);
+  if (segment_tokens < 0) {
+    params.items_ahead = (num_items(params) + 2) / 3;
+    params.carrying_multiprocessors = 2;
+    params.staying_blocks = 1;
+  }
   std::vector<char> bytes(workspace_bytes<128>(params) + 1024, '\xff');
   params.workspace = bytes.data() + (1024 - reinterpret_cast<uintptr_t>(bytes.data()) % 1024);
   const char* const error = params.q.dtype == DType::kBFloat16 ? launch_dtype<bf16_t>(params, nullptr) : launch_dtype<fp16_t>(params, nullptr);

@@ -54,7 +54,7 @@ static void time_pairs() {
     const RuleParams r = t.r;
     const double all = t.ms(false), prepared = time_graph([&](void* stream) { return prepare(r, stream); }, "prepare");
     printf("%s %6dx%d %d/%-4d %6.3f %8.4f %8.4f (%lld)", s.is_packed ? "packed" : "      ", s.T, s.N, s.Hk, s.Hv, s.must_ms, all, prepared, (long long)choose_pairs(r).count);
-    const int64_t most = s.N * tiles_of_row(r) / 2, whole = most - most % num_multiprocessors();
+    const int64_t most = s.N * tiles_of_row(r.dims) / 2, whole = most - most % num_multiprocessors();
     int64_t before = -1;
     for (int64_t pairs : {int64_t{0}, std::min<int64_t>(most, num_multiprocessors()), whole, most}) {
       if (pairs == before) continue;

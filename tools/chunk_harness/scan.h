@@ -5,11 +5,28 @@
 // A call with rows cut every `segment_tokens` tokens, whatever that costs; 0: whole rows.
 static const char* run_cut(RuleParams r, int64_t segment_tokens, void* stream) {
   r.segment_tokens = segment_tokens;
+  r.items_ahead = 0;
   return r.q.dtype == DType::kBFloat16 ? launch_dtype<bf16_t>(r, stream) : launch_dtype<fp16_t>(r, stream);
 }
 
 static size_t cut_bytes(RuleParams r, int64_t segment_tokens) {
   r.segment_tokens = segment_tokens;
+  r.items_ahead = 0;
+  return chunk_sm90::workspace_bytes<128>(r);
+}
+
+// A call beside its preparation, of which `ahead` items come before, its tiles on so many multiprocessors.
+static const char* run_beside(RuleParams r, int64_t ahead, int64_t carrying, void* stream) {
+  r.segment_tokens = 0;
+  r.items_ahead = ahead;
+  r.carrying_multiprocessors = carrying;
+  r.staying_blocks = std::max<int64_t>(1, (num_multiprocessors() - carrying) * chunk_sm90::Hopper::kBlocks);
+  return r.q.dtype == DType::kBFloat16 ? launch_dtype<bf16_t>(r, stream) : launch_dtype<fp16_t>(r, stream);
+}
+
+static size_t beside_bytes(RuleParams r) {
+  r.segment_tokens = 0;
+  r.items_ahead = 1;
   return chunk_sm90::workspace_bytes<128>(r);
 }
 
@@ -195,7 +212,7 @@ static void time_scan() {
     Timed t(s.N, s.T, s.Hk, s.Hv);
     RuleParams scanned = t.r;
     scanned.may_scan = true;
-    const int64_t chosen = choose_segment_tokens(scanned);
+    const int64_t chosen = with_plan(scanned).segment_tokens;
     printf("%6dx%d %d/%-6d %8.4f %8.4f %8.3f  (%lld)", s.T, s.N, s.Hk, s.Hv, t.ms(false), t.ms(true), s.must_ms, static_cast<long long>(chosen ? (s.T + chosen - 1) / chosen : 0));
     int64_t before = 0;
     for (int segments : {3, 5, 6, 7, 8, 9, 12, 15, 16}) {
@@ -248,8 +265,8 @@ static void time_rows() {
   }
 }
 
-// A thousand calls of random ragged rows, every second one allowed to cut them: each ends (the watchdog names the one that does
-// not) and has the bits of the same call once more.
+// A thousand calls of random ragged rows, every second one allowed to cut them, the others once more beside their preparation:
+// each ends (the watchdog names the one that does not) and has the bits of the same call once more.
 static int check_storm() {
   constexpr int kCalls = 1000, kTokens = 6000, kMostRows = 48;
   Case c;
@@ -275,15 +292,21 @@ static int check_storm() {
     r.dims.N = rows;
     r.may_scan = call % 2 == 0;
     RuleParams mine = with_workspace(r, workspace);
+    const Buffer larger(nullptr, beside_bytes(r));
     char name[200];
     int used = snprintf(name, sizeof(name), "storm call %d, scan %d, cu", call, static_cast<int>(r.may_scan));
     for (int n = 0; n <= rows && used < 180; ++n) used += snprintf(name + used, sizeof(name) - used, " %d", cu[n]);
     std::vector<char> out, state;
     for (int repeat = 0; repeat < 2; ++repeat) {
       d.reset();
-      must(chunk_sm90_gated_delta_rule(mine, nullptr));
+      if (repeat == 0 || r.may_scan) {
+        must(chunk_sm90_gated_delta_rule(mine, nullptr));
+      } else {
+        mine.workspace = larger.data;
+        must(run_beside(mine, 1 + random(static_cast<unsigned>(num_items(r))), 1 + random(num_multiprocessors()), nullptr));
+      }
       synchronize(name);
-      if (call % 10) break;   // copies to the host take their time
+      if (call % 5) continue;   // copies to the host take their time
       const auto o = d.out.get(), s = d.state_out.get();
       if (repeat == 0) { out = o; state = s; }
       if (o != out || s != state) { printf("%s: repeat differs\n", name); ++bad; }

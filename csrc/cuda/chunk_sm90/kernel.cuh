@@ -100,6 +100,9 @@ __device__ __forceinline__ Tokens tokens_of(const View& view, const Work& work, 
   return {static_cast<uint16_t*>(view.data) + view.offset(span.batch, span.first, work.head, column), view.stride[1], thread};
 }
 
+// One block of a grid waits for the grid that it overlaps, whatever it has to do, so that it does not end before that one.
+__device__ __forceinline__ bool is_last_block() { return blockIdx.x + 1 == gridDim.x; }
+
 // The transfer group. In a block of two tiles it brings the chunks too.
 template <class out_t, int kKeyDim>
 __device__ __forceinline__ void carry_transfer(const RuleParams& p, const Work& work, const Span& span, int tiles,
@@ -120,7 +123,7 @@ __device__ __forceinline__ void carry_copies(const RuleParams& p, const Work& wo
   // For the preparation; later segments start behind it (combine.cuh).
   if (!is_relayed(p) && work.segment.idx == 0) ptx::griddepcontrol_wait();
   run_copies(p, num_chunks, static_cast<int>(threadIdx.x % 32), prepared, smem);
-  ptx::griddepcontrol_wait();   // the grid does not end before the preparation
+  if (is_last_block()) ptx::griddepcontrol_wait();   // others make room for the next row
 }
 
 template <int kKeyDim>
@@ -153,7 +156,7 @@ __device__ __forceinline__ void carry(const RuleParams& p, const Work& work, int
     is_done = is_padding(p, of_tile) && i + 1 == tiles;
   }
   if (is_done) {
-    if (blockIdx.x == 0) ptx::griddepcontrol_wait();   // the grid does not end before the one that it overlaps
+    if (is_last_block()) ptx::griddepcontrol_wait();
     return;
   }
   write_zeros(smem.stage);

@@ -15,6 +15,7 @@
 namespace gdn::cuda::chunk_sm90 {
 
 GDN_INLINE bool is_scanned(const RuleParams& p) { return p.segment_tokens > 0; }
+GDN_INLINE bool is_relayed(const RuleParams& p) { return p.items_ahead > 0; }
 
 // Segments that end in so many tokens, by a division of 32 bits: one of 64 takes 150 instructions.
 GDN_INLINE int64_t whole_segments(const RuleParams& p, int64_t tokens) {
@@ -46,7 +47,9 @@ GDN_INLINE int64_t first_segment_row(const RuleParams& p, int64_t n, int64_t fir
 // Whether blocks take rows in the order of their lengths, and whether that order is in the workspace (few rows are compared
 // by each block).
 constexpr int64_t kRowsComparedByBlocks = 32;
-GDN_INLINE bool sorts_rows(const RuleParams& p) { return p.cu_seqlens.given() && p.dims.N > 1 && !is_scanned(p); }
+GDN_INLINE bool sorts_rows(const RuleParams& p) {   // beside their preparation rows come as they are prepared
+  return p.cu_seqlens.given() && p.dims.N > 1 && !is_scanned(p) && !is_relayed(p);
+}
 GDN_INLINE bool has_order(const RuleParams& p) { return sorts_rows(p) && num_rows(p) > kRowsComparedByBlocks; }
 
 template <int kKeyDim>
@@ -71,7 +74,6 @@ struct Relay {
   uint32_t ended;   // blocks of the preparation that left their multiprocessor to the carrying, or tried to
   uint32_t ready[1];   // [chunk rows][Hk] not zero: the chunk is prepared
 };
-GDN_INLINE bool is_relayed(const RuleParams& p) { return p.items_ahead > 0; }
 GDN_INLINE int64_t relay_words(const RuleParams& p) { return 2 + num_chunk_rows(p) * p.dims.Hk; }
 
 template <int kKeyDim>
