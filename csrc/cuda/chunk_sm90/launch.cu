@@ -34,7 +34,7 @@ const char* launch_prepare(const RuleParams& params, void* stream) {
   const int64_t items = num_items(params);
   if (is_relayed(params)) {
     const int64_t words = relay_words(params);
-    if (const char* error = launch_early(clear_kernel, ceil_div(words, kClearThreads), kClearThreads, 0, stream,
+    if (const char* error = launch_early(clear_kernel<kClearThreads>, ceil_div(words, kClearThreads), kClearThreads, 0, stream,
                                          reinterpret_cast<uint32_t*>(relay_of<kKeyDim>(params)), words)) {
       return error;
     }
