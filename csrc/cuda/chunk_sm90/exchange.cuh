@@ -58,12 +58,14 @@ __device__ __forceinline__ void hold(uint32_t (&x)[kCount][4]) {
   }
 }
 
-// Where a group is in the ring of stages: the stage of a chunk and the parity of its phase.
-struct Turn {
+// Where a group is in a ring of stages: the stage of a chunk and the parity of its phase.
+template <int kCount>
+struct TurnOf {
   int slot = 0, parity = 0;
 
-  __device__ __forceinline__ Turn next() const { return slot + 1 < kStages ? Turn{slot + 1, parity} : Turn{0, parity ^ 1}; }
+  __device__ __forceinline__ TurnOf next() const { return slot + 1 < kCount ? TurnOf{slot + 1, parity} : TurnOf{0, parity ^ 1}; }
 };
+using Turn = TurnOf<kStages>;
 
 // This thread is done with what the barrier speaks of. Every thread of a group arrives: compute-sanitizer does not understand
 // one for all lanes behind a __syncwarp, and that is not faster.

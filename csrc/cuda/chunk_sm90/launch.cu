@@ -19,10 +19,10 @@ int64_t num_segment_blocks(const RuleParams& params) {
   return num_earlier_segments(params) * params.dims.Hv * segment_blocks(params.dims);
 }
 
-// Groups of a block of combine_kernel: as few as give all columns of S a place side by side, and whole clusters to each head.
+// Groups of a block of combine_kernel: as few as give all columns of S a place side by side.
 int combine_groups(const RuleParams& params) {
   int groups = 1;
-  while (groups < kMostCombineGroups && params.dims.V % (2 * groups * kCombineColumns * kCombineCluster) == 0 &&
+  while (groups < kMostCombineGroups && params.dims.V % (2 * groups * kCombineColumns) == 0 &&
          params.dims.N * params.dims.Hv * params.dims.V > num_multiprocessors() * kCombineColumns * groups) {
     groups *= 2;
   }
@@ -34,7 +34,7 @@ const char* launch_prepare(const RuleParams& params, void* stream) {
   const int64_t items = num_items(params);
   if (is_relayed(params)) {
     const int64_t words = relay_words(params);
-    if (const char* error = launch_early(clear_kernel, ceil_div(words, kClearThreads), kClearThreads, 0, stream,
+    if (const char* error = launch_early(clear_kernel<kClearThreads>, ceil_div(words, kClearThreads), kClearThreads, 0, stream,
                                          reinterpret_cast<uint32_t*>(relay_of<kKeyDim>(params)), words)) {
       return error;
     }
@@ -51,9 +51,8 @@ const char* launch_scan(const RuleParams& params, void* stream) {
                                        segment_bytes<kKeyDim>(), stream, params)) {
     return error;
   }
-  return launch_clusters_early(combine_kernel<kKeyDim>, kCombineCluster,
-                               params.dims.N * params.dims.Hv * (params.dims.V / (kCombineColumns * groups)),
-                               groups * kCombineThreads + 32, combine_bytes<kKeyDim>(groups), stream, params);
+  return launch_early(combine_kernel<kKeyDim>, params.dims.N * params.dims.Hv * (params.dims.V / (kCombineColumns * groups)),
+                      groups * kCombineThreads, combine_bytes<kKeyDim>(groups), stream, params);
 }
 
 // The state through all chunks. Of a ragged call only the device knows whether there are pairs: blocks for the case of none.

@@ -24,10 +24,16 @@ struct Writer {
         ptx::stmatrix_x4_trans(transposed_block_address(ptx::shared_address(smem_o), b, warp, lane), pairs);
       }
     } else {
+      const int t = sum_column(lane, 0), left = count - t;
+      // The address walks: those of all tokens, kept over the loop of chunks, would be too many registers.
+      out_t* to = gmem + (first + t) * token_stride + sum_row(lane, 0);
 #pragma unroll
-      for (int i = 0; i < 32; ++i) {
-        const int t = sum_column(lane, i);
-        if (t < count) gmem[static_cast<int64_t>(first + t) * token_stride + sum_row(lane, i)] = o[i];
+      for (int i = 0; i < 32; i += i % 2 == 0 ? 1 : 3) {
+        if (sum_column(0, i) < left) {
+          to[0] = o[i];
+          to[8] = o[i + 2];
+        }
+        to += i % 2 == 0 ? token_stride : 7 * token_stride;
       }
     }
   }

@@ -18,10 +18,11 @@ namespace gdn::cuda::chunk_sm90 {
 
 constexpr int kClearThreads = 256;
 
-__global__ void __launch_bounds__(kClearThreads) clear_kernel(uint32_t* words, int64_t count) {
+template <int kThreads>   // a template since both chunk kernels include this
+__global__ void __launch_bounds__(kThreads) clear_kernel(uint32_t* words, int64_t count) {
   ptx::griddepcontrol_wait();   // for who may still read them
   ptx::griddepcontrol_launch_dependents();
-  const int64_t idx = static_cast<int64_t>(blockIdx.x) * kClearThreads + threadIdx.x;
+  const int64_t idx = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (idx < count) words[idx] = 0;
 }
 

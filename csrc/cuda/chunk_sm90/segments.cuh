@@ -63,14 +63,7 @@ __device__ __forceinline__ Chain chain_of(const Dims& dims, int64_t block, int g
   return {block < pairs && idx < of_b + dims.K / kValueTile, false, (idx - of_b) * kValueTile};
 }
 
-// Place in the ring of stages: which, and the parity of its phase.
-struct ChainTurn {
-  int slot = 0, parity = 0;
-  __device__ __forceinline__ void advance() {
-    slot = slot + 1 < kChainStages ? slot + 1 : 0;
-    parity ^= slot == 0;
-  }
-};
+using ChainTurn = TurnOf<kChainStages>;
 
 // A chain through all chunks of a segment, at least one: the equations and the order of run_tile (state.cuh), without o.
 template <class io_t, int kKeyDim>
@@ -117,7 +110,7 @@ __device__ __forceinline__ void run_chain(bool has_values, int num_chunks, int g
     ptx::wgmma_fence();
     issue_write(u, stage.k, state);
     const int slot = turn.slot;
-    turn.advance();
+    turn = turn.next();
     if (chunk + 1 < num_chunks) {
       wait_phase(smem.full[turn.slot], turn.parity);
       take_values(smem.stage[turn.slot]);
@@ -205,7 +198,7 @@ __device__ __forceinline__ void feed_chains(const RuleParams& p, const Segment& 
     if (chunk >= kChainStages) bring_values(chunk, turn.slot);
     keys += p.dims.Hk;
     solved += p.dims.Hv;
-    turn.advance();
+    turn = turn.next();
   }
 }
 

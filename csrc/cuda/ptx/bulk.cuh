@@ -13,14 +13,4 @@ __device__ __forceinline__ void bulk_copy_to_shared(uint32_t smem, const void* g
                : "memory");
 }
 
-// The same to the same place in several blocks of the cluster, a bit of `ranks` each, telling the barrier at that place in each.
-__device__ __forceinline__ void bulk_copy_to_cluster(uint32_t smem, const void* gmem, uint32_t bytes, uint32_t barrier,
-                                                     uint16_t ranks) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;" ::"r"(
-          smem),
-      "l"(gmem), "r"(bytes), "r"(barrier), "h"(ranks)
-      : "memory");
-}
-
 }  // namespace gdn::cuda::ptx

@@ -32,12 +32,6 @@ __device__ __forceinline__ uint32_t map_shared(uint32_t smem, uint32_t rank) {
 __device__ __forceinline__ void cluster_arrive_relaxed() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
-// PTX ISA, "mbarrier.arrive" at a barrier of a block of the cluster, an address from map_shared: for who has read and written
-// nothing, since it is a release to the own block only.
-__device__ __forceinline__ void mbarrier_arrive_at(uint32_t barrier) {
-  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-
 // PTX ISA, "st.async": words to the shared memory of a block of the cluster; counts their bytes at the barrier beside them.
 // Addresses from map_shared. No fence: who waits for the barrier sees the words.
 __device__ __forceinline__ void st_async(uint32_t to, uint32_t word, uint32_t barrier) {

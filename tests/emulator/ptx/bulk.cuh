@@ -3,7 +3,6 @@
 #pragma once
 
 #include "../machine.h"
-#include "cluster.cuh"
 
 namespace gdn::cuda::ptx {
 
@@ -19,12 +18,6 @@ inline void bulk_copy_to_shared(uint32_t smem, const void* gmem, uint32_t bytes,
     told.bytes -= bytes;
     emulated::end_phase_if_complete(told);
   });
-}
-
-inline void bulk_copy_to_cluster(uint32_t smem, const void* gmem, uint32_t bytes, uint32_t barrier, uint16_t ranks) {
-  for (uint32_t rank = 0; rank < 16; ++rank) {
-    if (ranks >> rank & 1) bulk_copy_to_shared(map_shared(smem, rank), gmem, bytes, map_shared(barrier, rank));
-  }
 }
 
 }  // namespace gdn::cuda::ptx

@@ -22,8 +22,6 @@ inline uint32_t map_shared(uint32_t smem, uint32_t rank) {
 inline void cluster_arrive_relaxed() { emulated::arrive_at_cluster(); }
 inline void cluster_wait() { emulated::wait_for_cluster(); }
 
-inline void mbarrier_arrive_at(uint32_t barrier) { emulated::arrive(emulated::barrier_at(barrier), 0); }
-
 // Words on their way: they arrive with the bulk copies.
 inline void send_words(uint32_t to, const uint32_t* words, uint32_t count, uint32_t barrier) {
   if (to % (4 * count) != 0) emulated::fail("an st.async that is not aligned");
