@@ -176,7 +176,8 @@ __device__ __forceinline__ void feed_chains(const RuleParams& p, const Segment& 
   const Chain chains[kChains] = {chain_of(p.dims, block, 0), chain_of(p.dims, block, 1)};
   auto values_of = [&](const Chain& chain) {
     const int64_t column = chain.has_values ? chain.column + 8 * (thread % kLanesOfToken) : 0;
-    return ValueTokens{static_cast<uint16_t*>(p.v.data) + p.v.offset(span.batch, span.first, head, column), p.v.stride[1], thread};
+    uint16_t* const gmem = static_cast<uint16_t*>(p.v.data) + p.v.offset(span.batch, span.first, head, column);
+    return ValueTokens{gmem, p.v.stride[1], thread};
   };
   const ValueTokens values[kChains] = {values_of(chains[0]), values_of(chains[1])};
   auto bring_values = [&](int chunk, int slot) {

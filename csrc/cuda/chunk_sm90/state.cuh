@@ -106,8 +106,7 @@ __device__ __forceinline__ void run_tile(const Work& work, int first, int end, i
                                          const Writer<out_t>& writer, SharedMemory<kKeyDim>& smem, Tile& tile,
                                          State<kKeyDim>& state, const Observer& observer) {
   constexpr int kPanels = State<kKeyDim>::kPanels;
-  const int lane = writer.lane, warp = writer.warp;
-  const int start = __shfl_sync(0xffffffffu, first, 0);   // so that the loop's counters are in uniform registers
+  const int lane = writer.lane, warp = writer.warp, start = __shfl_sync(0xffffffffu, first, 0);   // for uniform counters
   Turn turn = {start % kStages, start / kStages % 2};
   int of_v[2];
   uint32_t stored_v[4][4], largest[2] = {0, 0};
