@@ -72,7 +72,7 @@ int debug(DType io, int chunk) {
   params.workspace = bytes.data() + (1024 - reinterpret_cast<uintptr_t>(bytes.data()) % 1024);
   run(params);
   launch(chunk_sm90::chunk_kernel<io_t, io_t, 128, Watch>, 2 * c.N * c.Hv, chunk_sm90::kThreads,
-         sizeof(chunk_sm90::SharedMemory<128>), nullptr, params, chunk_sm90::Pairs{0, 0}, watch);
+         sizeof(chunk_sm90::SharedMemory<128>), nullptr, params, chunk_sm90::Pairs{}, watch);
   return compare_watch(p, io, chunk, got);
 }
 #endif
@@ -128,8 +128,8 @@ void run_cut(RuleParams params, int segment_tokens) {
 #if !defined(PRECISION)
 template <class io_t>
 const char* carry_pairs(const RuleParams& params, int64_t pairs) {
-  if (params.out.dtype == DType::kFloat32) return launch_carry<io_t, float, 128>(params, {pairs, INT32_MAX}, nullptr);
-  return launch_carry<io_t, io_t, 128>(params, {pairs, INT32_MAX}, nullptr);
+  if (params.out.dtype == DType::kFloat32) return launch_carry<io_t, float, 128>(params, {pairs, INT32_MAX, num_multiprocessors()}, nullptr);
+  return launch_carry<io_t, io_t, 128>(params, {pairs, INT32_MAX, num_multiprocessors()}, nullptr);
 }
 
 // Blocks of one tile, blocks of two and one, blocks of two: whether all have the same bits, checkpoints of dense rows too.

@@ -4,9 +4,9 @@
 
 static const char* carry_pairs(const RuleParams& r, int64_t pairs, void* stream) {
   if (r.q.dtype == DType::kBFloat16) {
-    return r.out.dtype == DType::kFloat32 ? launch_carry<bf16_t, float, 128>(r, {pairs, INT32_MAX}, stream) : launch_carry<bf16_t, bf16_t, 128>(r, {pairs, INT32_MAX}, stream);
+    return r.out.dtype == DType::kFloat32 ? launch_carry<bf16_t, float, 128>(r, {pairs, INT32_MAX, num_multiprocessors()}, stream) : launch_carry<bf16_t, bf16_t, 128>(r, {pairs, INT32_MAX, num_multiprocessors()}, stream);
   }
-  return r.out.dtype == DType::kFloat32 ? launch_carry<fp16_t, float, 128>(r, {pairs, INT32_MAX}, stream) : launch_carry<fp16_t, fp16_t, 128>(r, {pairs, INT32_MAX}, stream);
+  return r.out.dtype == DType::kFloat32 ? launch_carry<fp16_t, float, 128>(r, {pairs, INT32_MAX, num_multiprocessors()}, stream) : launch_carry<fp16_t, fp16_t, 128>(r, {pairs, INT32_MAX, num_multiprocessors()}, stream);
 }
 
 // Every case with blocks of one tile, with one block of two, with as many as there are: the same bits.

@@ -227,7 +227,7 @@ static void time_scan() {
       const int groups = combine_groups(r);
       const double pass = time_graph([&](void* stream) { return launch(chunk_sm90::segment_kernel<bf16_t, bf16_t, 128>, num_segment_blocks(r), chunk_sm90::kThreads, chunk_sm90::segment_bytes<128>(), stream, r); }, "segments");
       const double combine = time_graph([&](void* stream) { return launch(chunk_sm90::combine_kernel<128>, s.N * s.Hv * 16 / groups, groups * chunk_sm90::kCombineThreads, chunk_sm90::combine_bytes<128>(groups), stream, r); }, "combine");
-      const double carry = time_graph([&](void* stream) { return launch_carry<bf16_t, bf16_t, 128>(r, {0, 0}, stream); }, "carry");
+      const double carry = time_graph([&](void* stream) { return launch_carry<bf16_t, bf16_t, 128>(r, {}, stream); }, "carry");
       printf("  %d: %.4f (%.4f %.4f %.4f %.4f)", segments, all, prepare, pass, combine, carry);
     }
     printf("\n");

@@ -50,7 +50,7 @@ inline int64_t tenths_of_rows(const RuleParams& params, int64_t pairs) {
 // chunks.
 inline Pairs choose_pairs(const RuleParams& params) {
   const Dims& dims = params.dims;
-  if (dims.V % (kMostTiles * kValueTile) != 0 || is_scanned(params) || is_relayed(params) || dims.N < 1) return {0, 0};
+  if (dims.V % (kMostTiles * kValueTile) != 0 || is_scanned(params) || is_relayed(params) || dims.N < 1) return {0, 0, 0};
   const int64_t most = std::min(dims.N, rows_to_launch(params)) * tiles_of_row(dims) / 2, none = tenths_of_rows(params, 0);
   int64_t best = 0, least = none;
   for (const int64_t pairs : {most - most % num_multiprocessors(), most}) {
@@ -60,7 +60,7 @@ inline Pairs choose_pairs(const RuleParams& params) {
       best = pairs;
     }
   }
-  return {best, (none - kTenthsOfEnds - 1) / kTenthsOfPair * kChunk};
+  return {best, (none - kTenthsOfEnds - 1) / kTenthsOfPair * kChunk, num_multiprocessors()};
 }
 
 // Preparation and carrying of whole rows, one after the other or side by side.
