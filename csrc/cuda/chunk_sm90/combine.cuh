@@ -45,9 +45,9 @@ constexpr size_t combine_bytes(int groups) {
 static_assert(combine_bytes<128>(1) <= 227 * 1024 && combine_bytes<128>(kMostCombineGroups) <= 227 * 1024,
               "shared memory of a block");
 
-// Where a lane works. A warp has its share of the rows of A and all columns of S; a lane kKeyDim / 32 neighbouring ones of these
-// rows, and of each 4 kCombineWarps columns of A four, those of its part. Register c of its sums is column c ^ flip of S, so
-// that what it gives away of them is at the same registers in every lane.
+// Where a lane works. A warp has its share of the rows of A and all columns of S; a lane kKeyDim / 32 neighbouring ones of
+// these rows, and of each 4 kCombineWarps columns of A four, those of its part. Register c of its sums is column c ^ flip of S,
+// so that what it gives away of them is at the same registers in every lane.
 template <int kKeyDim>
 struct CombineLane {
   static constexpr int kRows = kKeyDim / 32, kLanes = 32 / kCombineWarps;   // kLanes: of a part

@@ -63,7 +63,9 @@ template <int kCount>
 struct TurnOf {
   int slot = 0, parity = 0;
 
-  __device__ __forceinline__ TurnOf next() const { return slot + 1 < kCount ? TurnOf{slot + 1, parity} : TurnOf{0, parity ^ 1}; }
+  __device__ __forceinline__ TurnOf next() const {
+    return slot + 1 < kCount ? TurnOf{slot + 1, parity} : TurnOf{0, parity ^ 1};
+  }
 };
 using Turn = TurnOf<kStages>;
 
