@@ -20,9 +20,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-TOOLS = ("racecheck", "memcheck", "initcheck", "synccheck")   # the slowest first
-SECONDS = 140        # for everything; what is not done then is killed and counts as failed
-PROCESSES = 12       # at once
+TOOLS = ("racecheck", "memcheck", "initcheck", "synccheck")  # the slowest first
+SECONDS = 140  # for everything; what is not done then is killed and counts as failed
+PROCESSES = 12  # at once
 SANITIZER = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
 # the first line of a report, up to where it says where; and the kernel, in that line or the next
 FINDING = re.compile(r"^========= (?! |COMPUTE-SANITIZER|[A-Z]+ SUMMARY|Target)(.+?)(?: between .*)?$")
@@ -161,8 +161,16 @@ def run_serving(kernel, torch, smaller):
             long = [torch.cat([x] * 6, 1) for x in (q, k, v, g, beta)]
             starts = torch.tensor([1, 0], device="cuda")
             offsets, ends = torch.tensor([0, 70, 138], device="cuda"), torch.tensor([0, 3], device="cuda")
-            kernel.gated_delta_rule(*long, pool, slots=ends, cu_seqlens=offsets, mode="recurrent", checkpoint_every=64,
-                                    checkpoints=buffer[0, :2].clone(), checkpoint_starts=starts)
+            kernel.gated_delta_rule(
+                *long,
+                pool,
+                slots=ends,
+                cu_seqlens=offsets,
+                mode="recurrent",
+                checkpoint_every=64,
+                checkpoints=buffer[0, :2].clone(),
+                checkpoint_starts=starts,
+            )
     for channels in (7,) if smaller else (7, 64):
         x, window = torch.randn(2, 5, channels, device="cuda"), torch.randn(3, channels, 3, device="cuda")
         counts, slots = torch.tensor([2, 9], device="cuda"), torch.tensor([1, 0], device="cuda")
@@ -197,21 +205,37 @@ def findings(log):
 
 def run_tool(tool, part, deadline):
     """A tool over a part of the small run: whether it is clean, and the log."""
-    environment = {"LOCAL_KERNELS": f"org/gated-deltanet={ROOT}", "HF_HUB_OFFLINE": "1", **os.environ,
-                   "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    command = [SANITIZER, "--tool", tool, "--error-exitcode", "9", "--show-backtrace", "no", sys.executable,
-               str(Path(__file__)), "--part", part]
-    if tool == "racecheck":   # it follows every access to shared memory: minutes for what the others do in seconds
+    environment = {
+        "LOCAL_KERNELS": f"org/gated-deltanet={ROOT}",
+        "HF_HUB_OFFLINE": "1",
+        **os.environ,
+        "PYTORCH_NO_CUDA_MEMORY_CACHING": "1",
+    }
+    command = [
+        SANITIZER,
+        "--tool",
+        tool,
+        "--error-exitcode",
+        "9",
+        "--show-backtrace",
+        "no",
+        sys.executable,
+        str(Path(__file__)),
+        "--part",
+        part,
+    ]
+    if tool == "racecheck":  # it follows every access to shared memory: minutes for what the others do in seconds
         command.append("--smaller")
     start = time.monotonic()
-    with tempfile.TemporaryFile() as output:   # no pipe: what outlives the tool could hold it open
-        process = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT,
-                                   start_new_session=True)
+    with tempfile.TemporaryFile() as output:  # no pipe: what outlives the tool could hold it open
+        process = subprocess.Popen(
+            command, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
         try:
             process.wait(max(1.0, deadline - start))
             late = ""
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)   # the tool and what it looks at
+            os.killpg(process.pid, signal.SIGKILL)  # the tool and what it looks at
             process.wait()
             late = "\n========= Out of time\n"
         output.seek(0)

@@ -15,9 +15,7 @@ from tools.ptxas import Kernel, report, table
 from .conftest import ROOT
 
 # one token or a few, and what belongs to them: a spill costs these kernels the bandwidth they live on
-AT_THE_WALL = re.compile(
-    r"csrc/cuda/(decode/\w+|gated_delta_verify|fold_ring|step/\w+|attention)\.cu"
-)
+AT_THE_WALL = re.compile(r"csrc/cuda/(decode/\w+|gated_delta_verify|fold_ring|step/\w+|attention)\.cu")
 ARCH = "sm_90"
 GENERAL_FORMS = ("step_any", "verify_any")  # take what the fast kernels do not; no bar is set for them
 

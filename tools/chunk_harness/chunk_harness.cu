@@ -43,7 +43,7 @@ static const char* compute(const RuleParams& r, void* stream) { return chunk_sm9
 static int64_t bytes_of(const RuleParams& r) { return chunk_sm90_workspace_bytes(r); }
 static const char* prepare(const RuleParams& r, void* stream) { return launch_prepare<bf16_t, 128>(r, stream); }
 static const char* carry(const RuleParams& r, void* stream) {
-  return launch_carry<bf16_t, bf16_t, 128>(r, choose_pairs(r), stream);
+  return launch_carry<bf16_t, bf16_t, 128>(r, choose_pairs(r, this_machine()), stream);
 }
 constexpr size_t kSharedBytes = sizeof(chunk_sm90::SharedMemory<128>);
 #endif
@@ -415,7 +415,7 @@ static void run_phases(int pairs) {
   for (int i = 0; i < 3; ++i) {
     CHECK(cudaMemset(marks.data, 0, count * 8));
     const size_t bytes = sizeof(chunk_sm90::SharedMemory<128>);
-    must(launch(chunk_sm90::chunk_kernel<bf16_t, bf16_t, 128, Clock>, 96 - pairs, chunk_sm90::kThreads, bytes + 64, nullptr, r, chunk_sm90::Pairs{pairs, 0, num_multiprocessors()}, Clock{static_cast<long long*>(marks.data), static_cast<int>(bytes)}));
+    must(launch(chunk_sm90::chunk_kernel<bf16_t, bf16_t, 128, Clock>, 96 - pairs, chunk_sm90::kThreads, bytes + 64, nullptr, r, chunk_sm90::Pairs{pairs, 0}, Clock{static_cast<long long*>(marks.data), static_cast<int>(bytes)}));
     synchronize("phases");
   }
   const auto h = marks.get();

@@ -128,8 +128,8 @@ void run_cut(RuleParams params, int segment_tokens) {
 #if !defined(PRECISION)
 template <class io_t>
 const char* carry_pairs(const RuleParams& params, int64_t pairs) {
-  if (params.out.dtype == DType::kFloat32) return launch_carry<io_t, float, 128>(params, {pairs, INT32_MAX, num_multiprocessors()}, nullptr);
-  return launch_carry<io_t, io_t, 128>(params, {pairs, INT32_MAX, num_multiprocessors()}, nullptr);
+  if (params.out.dtype == DType::kFloat32) return launch_carry<io_t, float, 128>(params, {pairs, INT32_MAX}, nullptr);
+  return launch_carry<io_t, io_t, 128>(params, {pairs, INT32_MAX}, nullptr);
 }
 
 // Blocks of one tile, blocks of two and one, blocks of two: whether all have the same bits, checkpoints of dense rows too.

@@ -4,9 +4,9 @@
 
 static const char* carry_pairs(const RuleParams& r, int64_t pairs, void* stream) {
   if (r.q.dtype == DType::kBFloat16) {
-    return r.out.dtype == DType::kFloat32 ? launch_carry<bf16_t, float, 128>(r, {pairs, INT32_MAX, num_multiprocessors()}, stream) : launch_carry<bf16_t, bf16_t, 128>(r, {pairs, INT32_MAX, num_multiprocessors()}, stream);
+    return r.out.dtype == DType::kFloat32 ? launch_carry<bf16_t, float, 128>(r, {pairs, INT32_MAX}, stream) : launch_carry<bf16_t, bf16_t, 128>(r, {pairs, INT32_MAX}, stream);
   }
-  return r.out.dtype == DType::kFloat32 ? launch_carry<fp16_t, float, 128>(r, {pairs, INT32_MAX, num_multiprocessors()}, stream) : launch_carry<fp16_t, fp16_t, 128>(r, {pairs, INT32_MAX, num_multiprocessors()}, stream);
+  return r.out.dtype == DType::kFloat32 ? launch_carry<fp16_t, float, 128>(r, {pairs, INT32_MAX}, stream) : launch_carry<fp16_t, fp16_t, 128>(r, {pairs, INT32_MAX}, stream);
 }
 
 // Every case with blocks of one tile, with one block of two, with as many as there are: the same bits.
@@ -53,7 +53,7 @@ static void time_pairs() {
     Timed t(s.is_packed ? 1 : s.N, s.is_packed ? s.N * s.T : s.T, s.Hk, s.Hv, bounds);
     const RuleParams r = t.r;
     const double all = t.ms(false), prepared = time_graph([&](void* stream) { return prepare(r, stream); }, "prepare");
-    printf("%s %6dx%d %d/%-4d %6.3f %8.4f %8.4f (%lld)", s.is_packed ? "packed" : "      ", s.T, s.N, s.Hk, s.Hv, s.must_ms, all, prepared, (long long)choose_pairs(r).count);
+    printf("%s %6dx%d %d/%-4d %6.3f %8.4f %8.4f (%lld)", s.is_packed ? "packed" : "      ", s.T, s.N, s.Hk, s.Hv, s.must_ms, all, prepared, (long long)choose_pairs(r, this_machine()).count);
     const int64_t most = s.N * tiles_of_row(r.dims) / 2, whole = most - most % num_multiprocessors();
     int64_t before = -1;
     for (int64_t pairs : {int64_t{0}, std::min<int64_t>(most, num_multiprocessors()), whole, most}) {

@@ -45,7 +45,7 @@ static void time_relay() {
     const int64_t carrying = s.Hv * 2, items = num_items(t.r);
     const double plain = time_graph([&](void* stream) { return run_cut(t.r, 0, stream); }, "plain");
     const auto out = t.out->get(), state = t.state->get();
-    const RuleParams chosen = with_plan(t.r);
+    const RuleParams chosen = with_plan(t.r, this_machine());
     printf("%6dx%d %d/%d %s", s.T, s.N, s.Hk, s.Hv, s.bounds.empty() ? "" : std::to_string(s.bounds[1]).c_str());
     printf("  %8.4f %8.4f (%lld)", plain, t.ms(false), (long long)(100 * chosen.items_ahead / items));
     bool is_same = true;

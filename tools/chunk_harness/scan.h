@@ -212,7 +212,7 @@ static void time_scan() {
     Timed t(s.N, s.T, s.Hk, s.Hv);
     RuleParams scanned = t.r;
     scanned.may_scan = true;
-    const int64_t chosen = with_plan(scanned).segment_tokens;
+    const int64_t chosen = with_plan(scanned, this_machine()).segment_tokens;
     printf("%6dx%d %d/%-6d %8.4f %8.4f %8.3f  (%lld)", s.T, s.N, s.Hk, s.Hv, t.ms(false), t.ms(true), s.must_ms, static_cast<long long>(chosen ? (s.T + chosen - 1) / chosen : 0));
     int64_t before = 0;
     for (int segments : {3, 5, 6, 7, 8, 9, 12, 15, 16}) {

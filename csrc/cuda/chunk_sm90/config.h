@@ -59,7 +59,6 @@ struct Work {
 // How many blocks carry two tiles of a head each; none in a ragged call with a row of more tokens than `longest`.
 struct Pairs {
   int64_t count, longest;
-  int64_t at_once;   // blocks that run side by side
 };
 
 // The next chunk that is brought from the workspace.

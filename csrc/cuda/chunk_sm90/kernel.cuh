@@ -120,22 +120,6 @@ __device__ __forceinline__ void carry_copies(const RuleParams& p, const Work& wo
   if (is_last_block()) ptx::griddepcontrol_wait();   // others make room for the next row
 }
 
-// Fetches to the L2 what the block starts from that comes to this place next, with two tiles of a head from tile `tile` on:
-// all blocks of a round ask for their states at once, and before that memory has little to do. By a warp.
-template <int kKeyDim>
-__device__ __forceinline__ void prefetch_state(const RuleParams& p, uint32_t tile) {
-  const Work work = work_of_tile<kKeyDim>(p, tile);
-  const int64_t slot = work.segment.n < p.dims.N && work.column == 0 ? slot_to_read(p, work.segment.n) : -1;
-  if (slot < 0 || threadIdx.x % 32 != 0) return;
-  const Place from = initial_place(p, work.segment.n, work.head, slot);
-  const int64_t *const stride = from.view.stride, size = dtype_size(from.view.dtype);
-  const bool is_whole = (stride[3] == 1 && stride[2] == p.dims.V) || (stride[2] == 1 && stride[3] == kKeyDim);
-  const char* const gmem = static_cast<const char*>(from.view.data) + from.element * size;
-  if (from.is_given && is_whole && reinterpret_cast<uintptr_t>(gmem) % 16 == 0) {
-    ptx::bulk_prefetch_l2(gmem, static_cast<uint32_t>(size * kKeyDim * p.dims.V));
-  }
-}
-
 // The transfer group: two warps move a tile's V and o. Of a block of one tile another one brings the chunks and one ends at
 // once, of a block of two the first thread brings them.
 template <class out_t, int kKeyDim>
@@ -199,11 +183,10 @@ __device__ __forceinline__ void set_up(const RuleParams& p, const Work& work, in
   __syncthreads();
 }
 
-// A block's life: `tiles` tiles of a head side by side, the first that of `work`. In a block of two, `next` is the first tile
-// of the block that comes to its place, if there is one.
+// A block's life: `tiles` tiles of a head side by side, the first that of `work`.
 template <class io_t, class out_t, int kKeyDim, class Observer>
-__device__ __forceinline__ void carry(const RuleParams& p, const Work& work, int tiles, uint32_t next,
-                                      SharedMemory<kKeyDim>& smem, const Observer& observer) {
+__device__ __forceinline__ void carry(const RuleParams& p, const Work& work, int tiles, SharedMemory<kKeyDim>& smem,
+                                      const Observer& observer) {
   bool is_done = work.segment.n > p.dims.N || !takes_row(p, work.segment.n);
   for (int i = 0; i < tiles && !is_done; ++i) {
     Work of_tile = work;
@@ -221,7 +204,6 @@ __device__ __forceinline__ void carry(const RuleParams& p, const Work& work, int
     carry_tile<io_t, out_t>(p, smem.work[group], smem.span, smem, smem.tile[group], observer);
   } else if (group == tiles) {
     ptx::setmaxnreg_dec<kTransferRegisters>();
-    if (tiles == kMostTiles && threadIdx.x / 32 == kThreads / 32 - 1) prefetch_state<kKeyDim>(p, next);
     carry_transfer<out_t>(p, smem.span, tiles, smem);
   }
 }
@@ -244,9 +226,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     auto& smem = *reinterpret_cast<SharedMemory<kKeyDim>*>(smem_bytes);
     const uint32_t both = count_pairs<kKeyDim>(p, pairs);
     const int tiles = __shfl_sync(0xffffffffu, blockIdx.x < both ? kMostTiles : 1, 0);   // known to be uniform
-    const auto first_tile = [&](uint32_t block) { return block + min(block, both) * (kMostTiles - 1); };
-    carry<io_t, out_t>(p, work_of_tile<kKeyDim>(p, first_tile(blockIdx.x)), tiles,
-                       first_tile(blockIdx.x + static_cast<uint32_t>(pairs.at_once)), smem, observer);
+    const uint32_t first = blockIdx.x + min(blockIdx.x, both) * (kMostTiles - 1);
+    carry<io_t, out_t>(p, work_of_tile<kKeyDim>(p, first), tiles, smem, observer);
   }
 }
 

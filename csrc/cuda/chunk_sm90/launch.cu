@@ -11,6 +11,8 @@ namespace {
 
 using namespace chunk_sm90;
 
+Machine this_machine() { return {num_multiprocessors(), overlaps_launches()}; }
+
 int64_t num_tiles(const RuleParams& params) {
   return (is_scanned(params) ? num_later_segments(params) : rows_to_launch(params)) * tiles_of_row(params.dims);
 }
@@ -73,7 +75,7 @@ const char* launch_chunk(const RuleParams& params, void* stream) {
   if (is_scanned(params)) {
     if (const char* error = launch_scan<io_t, out_t, kKeyDim>(params, stream)) return error;
   }
-  return launch_carry<io_t, out_t, kKeyDim>(params, choose_pairs(params), stream);
+  return launch_carry<io_t, out_t, kKeyDim>(params, choose_pairs(params, this_machine()), stream);
 }
 
 template <class io_t, int kKeyDim>
@@ -92,13 +94,13 @@ const char* launch_dtype(const RuleParams& params, void* stream) {
 bool chunk_sm90_supports(const RuleParams& params) { return takes_call(params) && params.dims.V % kValueTile == 0; }
 
 int64_t chunk_sm90_workspace_bytes(const RuleParams& call) {
-  const RuleParams params = with_plan(call);
+  const RuleParams params = with_plan(call, this_machine());
   return params.dims.K == 64 ? workspace_bytes<64>(params) : workspace_bytes<128>(params);
 }
 
 const char* chunk_sm90_gated_delta_rule(const RuleParams& call, void* stream) {
   if (!chunk_sm90_supports(call)) return "the Hopper chunk kernel does not take these dtypes, dims or strides";
-  const RuleParams params = with_plan(call);
+  const RuleParams params = with_plan(call, this_machine());
   return params.q.dtype == DType::kBFloat16 ? launch_dtype<bf16_t>(params, stream) : launch_dtype<fp16_t>(params, stream);
 }
 

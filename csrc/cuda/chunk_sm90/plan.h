@@ -6,13 +6,18 @@
 
 #include <algorithm>
 
-#include "../launch.cuh"
 #include "config.h"
 #include "prepare.cuh"
 #include "segments.cuh"
 #include "takes.h"
 
 namespace gdn::cuda::chunk_sm90 {
+
+// What of the device matters.
+struct Machine {
+  int64_t multiprocessors;
+  bool overlaps_launches;   // launch.cuh
+};
 
 constexpr int64_t kTenthsOfChunk = 10, kTenthsOfPair = 17;   // a chunk of one tile, of two
 constexpr int64_t kTenthsOfEnds = 40;                        // what a block does before and behind its chunks
@@ -33,13 +38,13 @@ inline int64_t num_items(const RuleParams& params) { return num_chunk_rows(param
 inline int64_t chunks_of_row(const RuleParams& params) {
   return ceil_div(params.cu_seqlens.given() ? params.dims.T / params.dims.N : params.dims.T, kChunk);
 }
-inline int64_t tenths_of_preparation(const RuleParams& params, int64_t items) {
-  return ceil_div(items * tenths_of_item(params.dims), num_multiprocessors());
+inline int64_t tenths_of_preparation(const RuleParams& params, int64_t items, const Machine& machine) {
+  return ceil_div(items * tenths_of_item(params.dims), machine.multiprocessors);
 }
 
 // Whole rows of which `pairs` blocks carry two tiles and the others one.
-inline int64_t tenths_of_rows(const RuleParams& params, int64_t pairs) {
-  const int64_t at_once = num_multiprocessors(), chunks = chunks_of_row(params);
+inline int64_t tenths_of_rows(const RuleParams& params, int64_t pairs, const Machine& machine) {
+  const int64_t at_once = machine.multiprocessors, chunks = chunks_of_row(params);
   const int64_t tiles = std::min(params.dims.N, rows_to_launch(params)) * tiles_of_row(params.dims);
   return ceil_div(pairs, at_once) * (chunks * kTenthsOfPair + kTenthsOfEnds) +
          ceil_div(tiles - 2 * pairs, at_once) * (chunks * kTenthsOfChunk + kTenthsOfEnds);
@@ -48,37 +53,39 @@ inline int64_t tenths_of_rows(const RuleParams& params, int64_t pairs) {
 // How many blocks carry two tiles: none, as many as fill whole rounds, or all. But a call takes no less than its longest row,
 // and in pairs that one is to be done before the rounds without pairs are. The row of tokens outside all sequences has no
 // chunks.
-inline Pairs choose_pairs(const RuleParams& params) {
+inline Pairs choose_pairs(const RuleParams& params, const Machine& machine) {
   const Dims& dims = params.dims;
-  if (dims.V % (kMostTiles * kValueTile) != 0 || is_scanned(params) || is_relayed(params) || dims.N < 1) return {0, 0, 0};
-  const int64_t most = std::min(dims.N, rows_to_launch(params)) * tiles_of_row(dims) / 2, none = tenths_of_rows(params, 0);
+  if (dims.V % (kMostTiles * kValueTile) != 0 || is_scanned(params) || is_relayed(params) || dims.N < 1) return {0, 0};
+  const int64_t most = std::min(dims.N, rows_to_launch(params)) * tiles_of_row(dims) / 2;
+  const int64_t none = tenths_of_rows(params, 0, machine);
   int64_t best = 0, least = none;
-  for (const int64_t pairs : {most - most % num_multiprocessors(), most}) {
-    const int64_t tenths = tenths_of_rows(params, pairs);
+  for (const int64_t pairs : {most - most % machine.multiprocessors, most}) {
+    const int64_t tenths = tenths_of_rows(params, pairs, machine);
     if (tenths < least) {
       least = tenths;
       best = pairs;
     }
   }
-  return {best, (none - kTenthsOfEnds - 1) / kTenthsOfPair * kChunk, num_multiprocessors()};
+  return {best, (none - kTenthsOfEnds - 1) / kTenthsOfPair * kChunk};
 }
 
 // Preparation and carrying of whole rows, one after the other or side by side.
-inline int64_t tenths_of_call(const RuleParams& params) {
+inline int64_t tenths_of_call(const RuleParams& params, const Machine& machine) {
   if (!is_relayed(params)) {
-    return tenths_of_preparation(params, num_items(params)) + tenths_of_rows(params, choose_pairs(params).count);
+    return tenths_of_preparation(params, num_items(params), machine) +
+           tenths_of_rows(params, choose_pairs(params, machine).count, machine);
   }
   const int64_t row = beside(chunks_of_row(params) * kTenthsOfChunk) + kTenthsOfEnds;
-  return tenths_of_preparation(params, params.items_ahead) + params.dims.N * row + kTenthsOfRelay;
+  return tenths_of_preparation(params, params.items_ahead, machine) + params.dims.N * row + kTenthsOfRelay;
 }
 
 // Rows beside their preparation, one row at a time: its tiles have a multiprocessor each, the others go on preparing. So much
 // is prepared before that both end together. Not for few items: then all blocks of the preparation begin with one.
-inline RuleParams with_relay(RuleParams params) {
+inline RuleParams with_relay(RuleParams params, const Machine& machine) {
   const Dims& dims = params.dims;
-  const int64_t all = num_multiprocessors(), carrying = tiles_of_row(dims), staying = all - carrying;
+  const int64_t all = machine.multiprocessors, carrying = tiles_of_row(dims), staying = all - carrying;
   params.items_ahead = 0;
-  if (staying < 1 || !overlaps_launches() || num_items(params) <= Hopper::kBlocks * all) return params;
+  if (staying < 1 || !machine.overlaps_launches || num_items(params) <= Hopper::kBlocks * all) return params;
   const int64_t late = staying * dims.N * beside(chunks_of_row(params) * kTenthsOfChunk) / tenths_of_late_item(dims);
   params.items_ahead = std::clamp(num_items(params) - late, all, num_items(params));
   params.carrying_multiprocessors = carrying;
@@ -88,10 +95,10 @@ inline RuleParams with_relay(RuleParams params) {
 
 // Tokens of a segment with which a call is done soonest, or 0: in no less than nine tenths of `whole`, what whole rows take
 // behind the preparation.
-inline int64_t choose_segment_tokens(const RuleParams& params, int64_t whole) {
+inline int64_t choose_segment_tokens(const RuleParams& params, int64_t whole, const Machine& machine) {
   const Dims& dims = params.dims;
   const bool is_ragged = params.cu_seqlens.given();
-  const int64_t side_by_side = num_multiprocessors() / (dims.Hv * segment_blocks(dims));   // segments of a pass
+  const int64_t side_by_side = machine.multiprocessors / (dims.Hv * segment_blocks(dims));   // segments of a pass
   // Segments of T tokens: of each row a pass leaves one out.
   const int64_t most = is_ragged ? side_by_side - dims.N : side_by_side / dims.N + 1;
   const int64_t chunks = ceil_div(dims.T, kChunk), row_chunks = is_ragged ? chunks / dims.N : chunks;
@@ -109,15 +116,16 @@ inline int64_t choose_segment_tokens(const RuleParams& params, int64_t whole) {
 }
 
 // The call with what a launcher adds to it.
-inline RuleParams with_plan(const RuleParams& call) {
+inline RuleParams with_plan(const RuleParams& call, const Machine& machine) {
   RuleParams plain = call;
   plain.segment_tokens = plain.items_ahead = plain.carrying_multiprocessors = plain.staying_blocks = 0;
   if (call.dims.N < 1 || call.dims.T < 1) return plain;
-  const RuleParams relayed = with_relay(plain);
-  const RuleParams& whole = is_relayed(relayed) && tenths_of_call(relayed) < tenths_of_call(plain) ? relayed : plain;
+  const RuleParams relayed = with_relay(plain, machine);
+  const bool pays = is_relayed(relayed) && tenths_of_call(relayed, machine) < tenths_of_call(plain, machine);
+  const RuleParams whole = pays ? relayed : plain;
   if (!call.may_scan) return whole;
-  const int64_t prepared = tenths_of_preparation(plain, num_items(plain));
-  plain.segment_tokens = choose_segment_tokens(plain, tenths_of_call(whole) - prepared);
+  const int64_t prepared = tenths_of_preparation(plain, num_items(plain), machine);
+  plain.segment_tokens = choose_segment_tokens(plain, tenths_of_call(whole, machine) - prepared, machine);
   return is_scanned(plain) ? plain : whole;
 }
 

@@ -211,7 +211,8 @@ __device__ __forceinline__ void prepare_item(const RuleParams& p, PrepareMemory<
     head += kWarps;
   } while (head < smem.heads);
   __syncthreads();   // the next item is found, nobody needs the products any more, and all is written
-  if (is_relayed(p) && first_head_of(smem.shift) == kWarps - 1 && own_thread() % 32 == 0 && static_cast<int32_t>(mine.index) >= 0) {
+  const bool is_item = static_cast<int32_t>(mine.index) >= 0;   // and not the nothing that a block begins with
+  if (is_relayed(p) && is_item && first_head_of(smem.shift) == kWarps - 1 && own_thread() % 32 == 0) {
     ptx::st_release_gpu(relay_of<kKeyDim>(p)->ready + static_cast<int64_t>(mine.chunk_row) * p.dims.Hk + mine.key_head, 1);
   }
 }

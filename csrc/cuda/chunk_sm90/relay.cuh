@@ -28,9 +28,8 @@ __global__ void __launch_bounds__(kThreads) clear_kernel(uint32_t* words, int64_
 
 // By one thread of a block that has made its share of the first items: whether it goes on.
 __device__ __forceinline__ bool goes_on(const RuleParams& p, Relay& gmem) {
-  const uint32_t carrying = static_cast<uint32_t>(p.carrying_multiprocessors), staying = static_cast<uint32_t>(p.staying_blocks);
-  if (ptx::multiprocessor_id() >= carrying) return true;
-  return ptx::atomic_add_relaxed_gpu(&gmem.ended, 1) + staying >= gridDim.x;
+  if (ptx::multiprocessor_id() >= static_cast<uint32_t>(p.carrying_multiprocessors)) return true;
+  return ptx::atomic_add_relaxed_gpu(&gmem.ended, 1) + static_cast<uint32_t>(p.staying_blocks) >= gridDim.x;
 }
 
 // By one thread: the item that a block makes behind item `index`; beyond the last one: none.

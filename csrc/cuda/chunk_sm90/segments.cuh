@@ -255,7 +255,7 @@ __global__ void __launch_bounds__(kThreads, 1) segment_kernel(const __grid_const
     if (segment.idx == 0) {
       if (block * kValueTile >= p.dims.V) segment.n = p.dims.N + 1;   // a tile that is not there
       const Work work = {segment, key_head(head, p.dims.Hk, p.dims.Hv), head, block * int64_t{kValueTile}};
-      carry<io_t, out_t>(p, work, 1, 0, *reinterpret_cast<SharedMemory<kKeyDim>*>(smem_bytes), NoObserver{});
+      carry<io_t, out_t>(p, work, 1, *reinterpret_cast<SharedMemory<kKeyDim>*>(smem_bytes), NoObserver{});
     } else {
       carry_chains<io_t>(p, segment, head, block, *reinterpret_cast<SegmentMemory<kKeyDim>*>(smem_bytes));
     }

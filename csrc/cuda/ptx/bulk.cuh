@@ -13,9 +13,4 @@ __device__ __forceinline__ void bulk_copy_to_shared(uint32_t smem, const void* g
                : "memory");
 }
 
-// PTX ISA, "cp.async.bulk.prefetch.L2": from memory to the L2. By one thread. Address and bytes are multiples of 16.
-__device__ __forceinline__ void bulk_prefetch_l2(const void* gmem, uint32_t bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(gmem), "r"(bytes));
-}
-
 }  // namespace gdn::cuda::ptx

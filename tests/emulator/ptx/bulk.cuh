@@ -20,12 +20,4 @@ inline void bulk_copy_to_shared(uint32_t smem, const void* gmem, uint32_t bytes,
   });
 }
 
-// Reads both ends: an address outside the tensor shows under a memory checker.
-inline void bulk_prefetch_l2(const void* gmem, uint32_t bytes) {
-  if ((reinterpret_cast<uintptr_t>(gmem) | bytes) % 16 != 0) emulated::fail("a bulk prefetch that is not aligned to 16 bytes");
-  const volatile char* const first = static_cast<const char*>(gmem);
-  (void)first[0];
-  (void)first[bytes - 1];
-}
-
 }  // namespace gdn::cuda::ptx
