@@ -79,6 +79,10 @@ def run_chunk(kernel, torch, smaller):
     if not smaller:
         dense = [x.expand(rows, 5, *x.shape[2:]) for x in one_head]
         kernel.gated_delta_rule(*dense, pool[:, :1], **options)
+        # a row so long that an H200 carries it beside its preparation (plan.h)
+        q, k, v = (torch.randn(1, 4096, 16, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+        long_pool = torch.randn(1, 16, 64, 64, device="cuda")
+        kernel.gated_delta_rule(q, k, v, None, None, long_pool, use_qk_l2norm=True, mode="chunk", scan="off")
 
 
 def run_conv(kernel, torch, smaller):
