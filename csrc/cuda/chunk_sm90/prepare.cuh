@@ -188,6 +188,13 @@ __device__ __forceinline__ void make_products(const RuleParams& p, const Item& m
   if (first_head_of(smem.shift) == kWarps - 1) look_ahead<kKeyDim>(p, mine.index, thread % 32, smem.item);
 }
 
+// What says that an item is made (relay.cuh); the nothing that a block begins with has no such word.
+template <int kKeyDim>
+__device__ __forceinline__ uint32_t* word_of(const RuleParams& p, const Item& item) {
+  if (!is_relayed(p) || static_cast<int32_t>(item.index) < 0) return nullptr;
+  return relay_of<kKeyDim>(p)->ready + static_cast<int64_t>(item.chunk_row) * p.dims.Hk + item.key_head;
+}
+
 // One item. A warp takes a turn for each of its value heads and at least one: in the first all make the products.
 template <class io_t, int kKeyDim>
 __device__ __forceinline__ void prepare_item(const RuleParams& p, PrepareMemory<kKeyDim>& smem) {
@@ -210,11 +217,10 @@ __device__ __forceinline__ void prepare_item(const RuleParams& p, PrepareMemory<
     is_first = false;
     head += kWarps;
   } while (head < smem.heads);
+  const bool publishes = first_head_of(smem.shift) == kWarps - 1 && own_thread() % 32 == 0;
+  uint32_t* const word = publishes ? word_of<kKeyDim>(p, mine) : nullptr;   // read before another item takes this one's place
   __syncthreads();   // the next item is found, nobody needs the products any more, and all is written
-  const bool is_item = static_cast<int32_t>(mine.index) >= 0;   // and not the nothing that a block begins with
-  if (is_relayed(p) && is_item && first_head_of(smem.shift) == kWarps - 1 && own_thread() % 32 == 0) {
-    ptx::st_release_gpu(relay_of<kKeyDim>(p)->ready + static_cast<int64_t>(mine.chunk_row) * p.dims.Hk + mine.key_head, 1);
-  }
+  if (word != nullptr) ptx::st_release_gpu(word, 1);
 }
 
 // Each section of the build that compiles this has a kernel of its own, named by such a struct.
