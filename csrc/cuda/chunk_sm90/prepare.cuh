@@ -233,14 +233,14 @@ template <class io_t, int kKeyDim, class Section = Hopper>
 __global__ void __launch_bounds__(kPrepareThreads, Section::kBlocks) prepare_kernel(const __grid_constant__ RuleParams p) {
   extern __shared__ __align__(1024) char smem_bytes[];
   PrepareMemory<kKeyDim>& smem = *reinterpret_cast<PrepareMemory<kKeyDim>*>(smem_bytes);
+  if (is_relayed(p)) ptx::griddepcontrol_wait();   // for the words of relay.cuh, which chunk_kernel reads
+  ptx::griddepcontrol_launch_dependents();
   if (threadIdx.x == 0) {
     smem.heads = static_cast<int>(p.dims.Hv) / static_cast<int>(p.dims.Hk);
     smem.shift = static_cast<int>(blockIdx.x % kWarps + kWarps * static_cast<uint64_t>(blockIdx.x) / gridDim.x);
     // Nothing to make, behind which the block's first item is looked for: look_ahead's code stands once.
     smem.item = {{0, 0, 0}, blockIdx.x - gridDim.x, 0, 0, true};
   }
-  ptx::griddepcontrol_wait();   // for the words of relay.cuh, before chunk_kernel may start
-  ptx::griddepcontrol_launch_dependents();
   __syncthreads();
   while (smem.item.is_given) prepare_item<io_t>(p, smem);
   if constexpr (Section::kOrdersRows) {
