@@ -152,7 +152,7 @@ static int run_bits() {
       const Problem p = cases::make(c);
       Device d(p);
       std::unique_ptr<Buffer> workspace;
-  const RuleParams r = with_workspace(cases::params(p, d.pointers()), workspace);
+      const RuleParams r = with_workspace(cases::params(p, d.pointers()), workspace);
       must(compute(r, nullptr));
       synchronize(c.name.c_str());
       const auto out = d.out.get(), state = d.state_out.get();
@@ -317,7 +317,7 @@ static void run_times(bool quick) {
     CHECK(cudaMemset(in.data, 0, state));
     synchronize(name);
     std::unique_ptr<Buffer> workspace;
-  const RuleParams r = with_workspace(cases::params(p, {qkv.data, g.data, beta.data, cu.data, nullptr, nullptr, nullptr, in.data, out_state.data, out.data}), workspace);
+    const RuleParams r = with_workspace(cases::params(p, {qkv.data, g.data, beta.data, cu.data, nullptr, nullptr, nullptr, in.data, out_state.data, out.data}), workspace);
     const double ms = time_graph([&](void* stream) { return compute(r, stream); }, name);
     double parts[2] = {};
     if (s.io == bf) {   // each kernel by itself
@@ -335,7 +335,7 @@ static void run_times(bool quick) {
 #include "pairs.h"
 #include "relay.h"
 
-// Phase clock: cycles at which warps of blocks 0 and 1 pass the marks. [2 blocks][8 warps][kMarkChunks][16].
+// Phase clock: cycles at which warps of blocks 0 and 1 pass the marks. [2 blocks][kMarkWarps][kMarkChunks][16].
 constexpr int kMarkChunks = 128, kMarkWarps = 12;
 struct Clock {
   long long* data;

@@ -98,11 +98,12 @@ def gated_delta_rule(
             there is a kernel for it: 16-bit q, k, v, K 64 or 128, V a multiple of 16, and rows of q, k, v and a 16-bit
             out that start at multiples of 16 bytes (head dim contiguous). Compute capability 9.0 has a kernel of its
             own for V a multiple of 64. Any other call, and every call on the CPU, is the recurrence's, and as exact.
-            The kernels allocate, for the time of the call, 33 KB a key head and 10.5 KB a value head for every 64 tokens
-            (16 KB a token at 16 and 48 heads), 34 KB a value head with precision "high", and 4 bytes a sequence where
-            many are packed, or a key head and 64 tokens of long rows. "auto" chooses for each sequence by its own length, on the device: "chunk" for sequences of
-            32 tokens or more (256 with precision "high"), "recurrent" for shorter ones. So a row's bits do not depend
-            on its batch in any mode, but for scan="auto".
+            The kernels allocate, for the time of the call, 33 KB a key head and 10.5 KB a value head for every 64
+            tokens (16 KB a token at 16 and 48 heads), with precision "high" 34 KB a value head; besides, on compute
+            capability 9.0, 4 bytes a sequence where more than 31 are packed, or, where rows are long, 4 bytes a key
+            head for every 64 tokens. "auto" chooses for each sequence by its own length, on the device: "chunk" for
+            sequences of 32 tokens or more (256 with precision "high"), "recurrent" for shorter ones. So a row's bits
+            do not depend on its batch in any mode, but for scan="auto".
         precision: of "chunk": "fp16", what the tensor cores multiply is rounded to float16, scaled so that no magnitude
             of v or of the state overflows. "high", it is split into two float16 numbers instead, of any magnitude of k
             too: about float32's digits, at less than a quarter of the speed of compute capability 9.0's kernel.

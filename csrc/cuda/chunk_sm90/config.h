@@ -9,11 +9,11 @@ namespace gdn::cuda::chunk_sm90 {
 constexpr int kGroupThreads = 128;  // a warpgroup
 constexpr int kStages = 3;          // chunks in shared memory
 constexpr int kMostTiles = 2;       // that a block carries
-// A block: a tile group for each tile and the transfer group. Warps of two blocks side by side (kernel.cuh) share the registers
-// of a scheduler: with eight of them a block of one tile fits beside four of the preparation.
+// A block: a tile group for each tile and the transfer group. A scheduler has 16,384 registers: a block of one tile, with two
+// warps on each of the four, fits beside one of the preparation.
 constexpr int kThreads = (kMostTiles + 1) * kGroupThreads, kOneTileThreads = 2 * kGroupThreads;
 constexpr int kMovers = kGroupThreads / kMostTiles;   // threads of the transfer group that serve a tile
-// Registers a thread; the block starts with 168 each.
+// Registers of a thread; the block starts with 168 for each.
 constexpr int kTileRegisters = 224, kTransferRegisters = 56;
 static_assert(kMostTiles * kTileRegisters + kTransferRegisters <= 3 * 168, "registers of the block");
 
@@ -75,8 +75,8 @@ struct alignas(1024) Tile {
   uint16_t o[2][kChunk * kValueTile];   // 16-bit o of chunk c in o[c % 2], [64 t][64 v]; 2 x 8 KB
   // Between a tile's threads, an arrival from each of the group that carries it; one phase in two chunks: v is read, o written.
   uint64_t v_free[2], o_ready[2];
-  uint64_t v_there;   // V of the first chunk, before its keys may be; an arrival from each mover; one phase a call
-  uint64_t o_taken;   // o of the last chunk but two, an arrival from each mover; one phase a call
+  uint64_t v_there;   // V of the first chunk, whose keys may come later; an arrival from each mover; one phase in all
+  uint64_t o_taken;   // o of the last chunk but two; an arrival from each mover; one phase in all
 };
 
 template <int kKeyDim>
@@ -86,7 +86,7 @@ struct alignas(1024) SharedMemory {
   uint64_t empty[kStages];         // read; an arrival from each thread of the tile groups
   Work work[kMostTiles];           // what is asked for between chunks is here and not in registers
   Span span;
-  ChunkToCopy<kKeyDim> to_copy;    // of the thread that does
+  ChunkToCopy<kKeyDim> to_copy;    // of the thread that brings the chunks
   Tile tile[kMostTiles];           // 33 KB each; a grid of blocks of one tile has no second one
 };
 

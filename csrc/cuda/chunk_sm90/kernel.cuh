@@ -5,13 +5,15 @@
 //     A_ij = beta_i e^(sum_i - sum_j) (k_i . k_j), j < i;   T = (I + A)^-1;   P_ij = e^(sum_i - sum_j) (q_i . k_j), j <= i
 //     X = V - diag(e^sum) K S;   M = P T diag(beta);   O = scale (diag(e^sum) Q S + M X)
 //     T'' = diag(e^(sum_64 - sum)) T diag(beta);       S <- e^(sum_64) S + K^T (T'' X)
-// T'', M, normalised k and q and the decays come from the workspace, where prepare (prepare.cuh) left them.
+// T'', M, normalised k and q and the decays come from the workspace, where prepare_kernel (prepare.cuh) has left them, or
+// leaves them while this kernel runs (relay.cuh).
 // Grid    x: tiles of 64 columns of V: sequence (slowest, in ragged input the longest first), value head, columns (fastest);
 //         the first blocks may carry two tiles of a head each (Pairs), the others carry one. Ragged input adds a sequence
 //         that writes zeros outside all others; with pairs its last blocks find nothing to do. After the passes of
-//         segments.cuh: the segments of sequences behind the first one, which that file's pass has carried as this kernel does.
-// Block   warpgroups. Groups 0 and 1 (state.cuh) carry a tile each: S^T [64 v, K] stays in fp32 accumulators from the first to
-//         the last chunk; a block of one tile has no group 1. The last one (transfer.cuh) brings chunks and V in, o out.
+//         segments.cuh: all segments of a sequence but the first, which that file's pass has carried as this kernel does.
+// Block   a warpgroup for each tile (state.cuh), which keeps S^T [64 v, K] in fp32 accumulators from the first to the last
+//         chunk, and one behind them (transfer.cuh), which brings chunks and V in, o out. In a grid with pairs, and in the pass
+//         of segments.cuh, a block of one tile has a third group, which ends at once.
 // Reads   Keys, Solved, v [T, 64]; S [K, 64] once.   Writes   o [T, 64], S once.
 // Numbers Operands are fp16 (keys and queries after normalisation, rows of S, X, T'' X scaled by powers of two), sums fp32, the
 //         inverse of the 16 x 16 diagonal blocks fp32. What a chunk computes depends on its tokens and on S at its start
@@ -100,7 +102,7 @@ __device__ __forceinline__ Moved tokens_of(const View& view, const Work& work, c
   return {static_cast<uint16_t*>(view.data) + view.offset(span.batch, span.first, work.head, column), view.stride[1], thread};
 }
 
-// One block of a grid waits for the grid that it overlaps, whatever it has to do, so that it does not end before that one.
+// The last block waits for the grid before this one even if it has nothing to do, so that this grid does not end before it.
 __device__ __forceinline__ bool is_last_block() { return blockIdx.x + 1 == gridDim.x; }
 
 // The thread that brings the chunks.
@@ -117,11 +119,11 @@ __device__ __forceinline__ void carry_copies(const RuleParams& p, const Work& wo
   Prepared prepared = prepared_of<kKeyDim>(p, chunk_row, work.key_head, num_chunks);
   const bool waits = !is_relayed(p) && work.segment.idx == 0;   // later segments start behind the preparation (combine.cuh)
   run_copies(p, num_chunks, static_cast<int>(threadIdx.x % 32), waits, prepared, smem);
-  if (is_last_block()) ptx::griddepcontrol_wait();   // others make room for the next row
+  if (is_last_block()) ptx::griddepcontrol_wait();   // the others end and leave their places to the next row's tiles
 }
 
-// The transfer group: two warps move a tile's V and o. Of a block of one tile another one brings the chunks and one ends at
-// once, of a block of two the first thread brings them.
+// The transfer group: two warps move a tile's V and o. In a block of one tile the third warp brings the chunks and the fourth
+// ends at once; in a block of two the first thread brings them.
 template <class out_t, int kKeyDim>
 __device__ __forceinline__ void carry_transfer(const RuleParams& p, const Span& span, int tiles, SharedMemory<kKeyDim>& smem) {
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x % kGroupThreads / 32, 0), tile = warp / (kMovers / 32);
@@ -135,7 +137,7 @@ __device__ __forceinline__ void carry_transfer(const RuleParams& p, const Span& 
   }
 }
 
-// By one thread, in straight code: a loop over tiles takes ten times as many instructions.
+// By one thread, in straight code: a loop over tiles became loops over lanes, four times the instructions.
 template <int kKeyDim>
 __device__ __forceinline__ void init_barriers(int tiles, SharedMemory<kKeyDim>& smem) {
   const auto init = [](uint64_t& barrier, int arrivals) { ptx::mbarrier_init(ptx::shared_address(&barrier), arrivals); };

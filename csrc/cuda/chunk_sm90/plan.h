@@ -79,8 +79,8 @@ inline int64_t tenths_of_call(const RuleParams& params, const Machine& machine) 
   return tenths_of_preparation(params, params.items_ahead, machine) + params.dims.N * row + kTenthsOfRelay;
 }
 
-// Rows beside their preparation, one row at a time: its tiles have a multiprocessor each, the others go on preparing. So much
-// is prepared before that both end together. Not for few items: then all blocks of the preparation begin with one.
+// Rows beside their preparation, one row at a time: its tiles have a multiprocessor each, the others go on preparing. As much
+// is prepared before as lets both end together. Not for few items: then the blocks' first ones are all there are.
 inline RuleParams with_relay(RuleParams params, const Machine& machine) {
   const Dims& dims = params.dims;
   const int64_t all = machine.multiprocessors, carrying = tiles_of_row(dims), staying = all - carrying;
@@ -93,7 +93,7 @@ inline RuleParams with_relay(RuleParams params, const Machine& machine) {
   return params;
 }
 
-// Tokens of a segment with which a call is done soonest, or 0: in no less than nine tenths of `whole`, what whole rows take
+// Tokens of a segment with which a call is done soonest; 0 where that saves less than a tenth of `whole`, what whole rows take
 // behind the preparation.
 inline int64_t choose_segment_tokens(const RuleParams& params, int64_t whole, const Machine& machine) {
   const Dims& dims = params.dims;

@@ -2,11 +2,11 @@
 // Everything of a chunk that does not depend on the state, for all chunks of a call side by side: k and q normalised, T'' and
 // M of each value head (head.cuh).
 // Grid    blocks of 128 threads walk over (chunk row, key head), fewer than 2^31, chunk rows slowest: k, q and their products
-//         are made once for all value heads of a key head.
+//         are made once for all value heads of a key head. Beside the carrying some blocks end sooner (relay.cuh).
 // Block   all warps bring k and q, normalise and multiply them; then each warp makes every fourth value head, by itself. The
 //         gates of its first one are read while k and q are under way.
 // Reads   q, k [64, K], g, beta [64] of each value head.   Writes   Keys, Solved (prepared.h); Hopper's also the order of the
-//         rows of a ragged call (segments.h).
+//         rows of a ragged call or the words of relay.cuh (segments.h).
 #pragma once
 
 #include "../ptx/pdl.cuh"
@@ -65,7 +65,7 @@ __device__ __forceinline__ ChunkOfRow find_chunk(const RuleParams& p, int64_t ch
 // A quarter of the products, five blocks: K K^T or Q K^T, those of row blocks 3 and 0 or of 2 and 1.
 template <int kKeyDim>
 __device__ __forceinline__ void multiply(const Keys<kKeyDim>& keys, int quarter, int lane, Products& smem) {
-  constexpr uint32_t kBlockBytes = 16 * kPanelRowBytes;
+  constexpr uint32_t kBlockRowBytes = 16 * kPanelRowBytes;
   // Blocks (low, 0), (low, 1), (low, 2), (high, 0), (last, last): row blocks 3, 0, 3 or 2, 1, 1.
   const int low = 3 - quarter % 2, high = quarter % 2, last = 3 - 2 * high;
   const uint32_t left = quarter < 2 ? 0 : static_cast<uint32_t>(sizeof(keys.k));   // from k to the rows
@@ -80,9 +80,9 @@ __device__ __forceinline__ void multiply(const Keys<kKeyDim>& keys, int quarter,
   for (int s = 0; s < kKeyDim / 16; ++s) {
     const uint32_t panel = s / 4 * (kChunk * kPanelRowBytes), rows = rows_at[s % 4] + panel, k = columns_at[s % 4] + panel;
     uint32_t low_rows[4], high_rows[4], last_rows[4];
-    ptx::ldmatrix_x4(rows + low * kBlockBytes, low_rows);
-    ptx::ldmatrix_x4(rows + high * kBlockBytes, high_rows);
-    ptx::ldmatrix_x4(rows + last * kBlockBytes, last_rows);
+    ptx::ldmatrix_x4(rows + low * kBlockRowBytes, low_rows);
+    ptx::ldmatrix_x4(rows + high * kBlockRowBytes, high_rows);
+    ptx::ldmatrix_x4(rows + last * kBlockRowBytes, last_rows);
     const auto add = [&](const uint32_t(&left_rows)[4], const uint32_t(&columns)[4], float(&sum)[8]) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
@@ -92,7 +92,7 @@ __device__ __forceinline__ void multiply(const Keys<kKeyDim>& keys, int quarter,
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       uint32_t columns[4];
-      ptx::ldmatrix_x4(k + (j < 3 ? j : last) * kBlockBytes, columns);
+      ptx::ldmatrix_x4(k + (j < 3 ? j : last) * kBlockRowBytes, columns);
       add(j < 3 ? low_rows : last_rows, columns, sums[j < 3 ? j : 4]);
       if (j == 0) add(high_rows, columns, sums[3]);
     }

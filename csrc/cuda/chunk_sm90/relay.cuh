@@ -18,7 +18,7 @@ namespace gdn::cuda::chunk_sm90 {
 
 constexpr int kClearThreads = 256;
 
-template <int kThreads>   // a template since both chunk kernels include this
+template <int kThreads>   // a template, for objects of both chunk kernels include this file
 __global__ void __launch_bounds__(kThreads) clear_kernel(uint32_t* words, int64_t count) {
   ptx::griddepcontrol_wait();   // for who may still read them
   ptx::griddepcontrol_launch_dependents();

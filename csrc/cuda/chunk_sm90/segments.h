@@ -4,7 +4,7 @@
 //     transitions  [segment rows][Hv][K][K] fp32    A^T of each segment between: S at its end = A S + what it writes itself
 //     order        [N + 1] int32                    the rows of a ragged call, the longest first
 //     relay        Relay                            what says which chunks are prepared (relay.cuh)
-// The last two never beside one another or segments.
+// Of the last two a call has at most one, and neither beside segments: they start at the same place.
 // With the two-level scan (params.segment_tokens > 0) a row is cut every so many tokens into segments. A segment row is the
 // place of a segment; as with chunk rows, ragged sequences start where there is room for those before whatever their lengths
 // are: row = first token / segment_tokens + sequence + segment.

@@ -110,7 +110,7 @@ __device__ __forceinline__ void run_tile(const Work& work, int first, int end, i
   Turn turn = {start % kStages, start / kStages % 2};
   int of_v[2];
   uint32_t stored_v[4][4], largest[2] = {0, 0};
-  wait_phase(tile.v_there, 0);   // V of a later start is there too; a chunk's keys may be far behind
+  wait_phase(tile.v_there, 0);   // not yet for the keys; behind a checkpoint the chunk has been waited for already
   take_values<io_t>(start, warp, lane, tile, stored_v, of_v);
   start_operand(of_v, state, largest);
   wait_phase(smem.full[turn.slot], turn.parity);

@@ -11,10 +11,10 @@ namespace gdn::cuda::chunk_sm90 {
 
 using Moved = Tokens<kMovers>;   // of V or o, by the two warps of a tile
 
-// Starts to bring the next chunk of the workspace to its stage, when nobody reads that any more. By one thread; with
-// `is_first` it waits for the preparation, as late as it can: code that runs for the first time is slow.
+// Starts to bring the next chunk of the workspace to its stage, when nobody reads that any more. By one thread. With `waits` it
+// waits for the preparation, as late as it can: code that runs for the first time is slow.
 template <int kKeyDim>
-__device__ __forceinline__ void bring_chunk(const RuleParams& p, bool is_first, ChunkToCopy<kKeyDim>& next,
+__device__ __forceinline__ void bring_chunk(const RuleParams& p, bool waits, ChunkToCopy<kKeyDim>& next,
                                             SharedMemory<kKeyDim>& smem) {
   const Turn turn = {next.slot, next.parity}, after = turn.next();
   const Keys<kKeyDim>* const keys = next.keys;
@@ -24,7 +24,7 @@ __device__ __forceinline__ void bring_chunk(const RuleParams& p, bool is_first, 
   Stage<kKeyDim>& stage = smem.stage[turn.slot];
   const uint32_t full = ptx::shared_address(&smem.full[turn.slot]);
   ptx::mbarrier_arrive_expect_tx(full, sizeof(Keys<kKeyDim>) + sizeof(Solved));
-  if (is_first) ptx::griddepcontrol_wait();
+  if (waits) ptx::griddepcontrol_wait();
   const auto copy_piece = [&](auto& smem_piece, const auto& gmem_piece) {
     ptx::bulk_copy_to_shared(ptx::shared_address(&smem_piece), &gmem_piece, sizeof(smem_piece), full);
   };
@@ -34,7 +34,7 @@ __device__ __forceinline__ void bring_chunk(const RuleParams& p, bool is_first, 
   copy_piece(stage.solved.third, solved->third);
 }
 
-// All chunks, by a warp that has nothing else to do; with `waits` when the preparation is done.
+// All chunks, by a warp that has nothing else to do; with `waits` the first one when the whole preparation is done.
 template <int kKeyDim>
 __device__ __forceinline__ void run_copies(const RuleParams& p, int num_chunks, int lane, bool waits, Prepared& prepared,
                                            SharedMemory<kKeyDim>& smem) {
