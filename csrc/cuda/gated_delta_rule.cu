@@ -46,12 +46,16 @@ const char* launch_exact(const RuleParams& params, void* stream) {
 }
 
 // Lengths on the device: both kernels, each leaves the other's rows alone.
-const char* launch_both(ChunkKernel kernel, RuleParams params, void* stream) {
-  const int64_t fewest = fewest_chunk_tokens(params);
-  params.rows = {fewest, INT64_MAX};
-  if (const char* error = launch_chunks(kernel, params, stream)) return error;
-  params.rows = {0, fewest - 1};
-  return launch_exact(params, stream);
+bool takes_both(const RuleParams& params) { return params.mode == RuleMode::kAuto && params.cu_seqlens.given(); }
+
+// The call as a chunk kernel gets it; its workspace too is of this one, since rows decide how the call is done.
+RuleParams call_of_chunks(RuleParams params) {
+  if (takes_both(params)) params.rows = {fewest_chunk_tokens(params), INT64_MAX};
+  return params;
+}
+RuleParams call_of_others(RuleParams params) {
+  params.rows = {0, fewest_chunk_tokens(params) - 1};
+  return params;
 }
 
 }  // namespace
@@ -59,14 +63,15 @@ const char* launch_both(ChunkKernel kernel, RuleParams params, void* stream) {
 int64_t gated_delta_rule_workspace(const RuleParams& params) {
   const ChunkKernel kernel = pick(params);
   if (kernel == ChunkKernel::kNone) return 0;
-  return kernel == ChunkKernel::kHopper ? chunk_sm90_workspace_bytes(params) : chunk_mma_workspace_bytes(params);
+  const RuleParams call = call_of_chunks(params);
+  return kernel == ChunkKernel::kHopper ? chunk_sm90_workspace_bytes(call) : chunk_mma_workspace_bytes(call);
 }
 
 const char* gated_delta_rule(const RuleParams& params, void* stream) {
   const ChunkKernel kernel = pick(params);
   if (kernel == ChunkKernel::kNone) return launch_exact(params, stream);
-  if (params.mode == RuleMode::kAuto && params.cu_seqlens.given()) return launch_both(kernel, params, stream);
-  return launch_chunks(kernel, params, stream);
+  if (const char* error = launch_chunks(kernel, call_of_chunks(params), stream)) return error;
+  return takes_both(params) ? launch_exact(call_of_others(params), stream) : nullptr;
 }
 
 }  // namespace gdn::cuda

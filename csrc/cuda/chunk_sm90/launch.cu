@@ -14,7 +14,9 @@ using namespace chunk_sm90;
 Machine this_machine() { return {num_multiprocessors(), overlaps_launches()}; }
 
 int64_t num_tiles(const RuleParams& params) {
-  return (is_scanned(params) ? num_later_segments(params) : rows_to_launch(params)) * tiles_of_row(params.dims);
+  // Beside their preparation rows are not sorted: the last ones may be those that are long enough.
+  const int64_t rows = is_relayed(params) ? num_rows(params) : rows_to_launch(params);
+  return (is_scanned(params) ? num_later_segments(params) : rows) * tiles_of_row(params.dims);
 }
 
 int64_t num_segment_blocks(const RuleParams& params) {
