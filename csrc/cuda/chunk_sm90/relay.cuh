@@ -22,8 +22,10 @@ template <int kThreads>   // a template, for objects of both chunk kernels inclu
 __global__ void __launch_bounds__(kThreads) clear_kernel(uint32_t* words, int64_t count) {
   ptx::griddepcontrol_wait();   // for who may still read them
   ptx::griddepcontrol_launch_dependents();
-  const int64_t idx = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (idx < count) words[idx] = 0;
+  for (int64_t idx = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; idx < count;
+       idx += static_cast<int64_t>(gridDim.x) * kThreads) {
+    words[idx] = 0;
+  }
 }
 
 // By one thread of a block that has made its share of the first items: whether it goes on.
