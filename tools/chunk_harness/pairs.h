@@ -31,9 +31,7 @@ static int check_pairs() {
         continue;
       }
       ++count;
-      const bool same_out = d.out.get() == out, same_state = d.state_out.get() == state;
-      if (!same_out || !same_state) printf("pairs: %s, %lld of %lld: out %d, state %d DIFFER\n", c.name.c_str(), (long long)pairs, (long long)most, same_out, same_state);
-      bad += !same_out || !same_state;
+      bad += differs("pairs", c.name, std::to_string(pairs) + " of " + std::to_string(most), d, out, state);
     }
   }
   printf("pairs: %d calls, %d differ from blocks of one tile\n", count, bad);

@@ -23,9 +23,7 @@ static int check_relay() {
       must(run_beside(mine, ahead, carrying, nullptr));
       synchronize(c.name.c_str());
       ++count;
-      const bool same_out = d.out.get() == out, same_state = d.state_out.get() == state;
-      if (!same_out || !same_state) printf("relay: %s, %lld of %lld ahead: out %d, state %d DIFFER\n", c.name.c_str(), (long long)ahead, (long long)items, same_out, same_state);
-      bad += !same_out || !same_state;
+      bad += differs("relay", c.name, std::to_string(ahead) + " of " + std::to_string(items) + " ahead", d, out, state);
     }
   }
   printf("relay: %d calls, %d differ from one after the other\n", count, bad);

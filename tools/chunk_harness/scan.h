@@ -30,6 +30,13 @@ static size_t beside_bytes(RuleParams r) {
   return chunk_sm90::workspace_bytes<128>(r);
 }
 
+// Whether a case's o and states differ from those of another way to do it; `way` is printed then.
+static bool differs(const char* what, const std::string& name, const std::string& way, const Device& d, const std::vector<char>& out, const std::vector<char>& state) {
+  const bool same_out = d.out.get() == out, same_state = d.state_out.get() == state;
+  if (!same_out || !same_state) printf("%s: %s, %s: out %d, state %d DIFFER\n", what, name.c_str(), way.c_str(), same_out, same_state);
+  return !same_out || !same_state;
+}
+
 // Every case with rows cut: errors as without, and the same bits three times.
 static int check_scan(const char* want) {
   int bad = 0, count = 0;
