@@ -52,6 +52,7 @@ struct Thread {
   std::vector<std::vector<Product>> products;              // committed groups, oldest first
   std::vector<std::function<void()>> open_copies;
   std::vector<std::vector<std::function<void()>>> copies;
+  std::vector<std::function<void()>> copies_out;           // bulk copies to global memory
 };
 
 struct Dim {

@@ -19,6 +19,7 @@ constexpr int64_t kColumnsOfWarp = 16;
 struct Portable {
   static constexpr int kBlocks = 3;
   static constexpr bool kOrdersRows = false;
+  static constexpr bool kHasWgmma = false;
 };
 
 template <class io_t, int kKeyDim, class Solved>

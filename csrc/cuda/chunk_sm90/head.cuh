@@ -16,25 +16,9 @@
 #include "../ptx/ldmatrix.cuh"
 #include "../ptx/mma.cuh"
 #include "../tile/solve.cuh"
-#include "load.cuh"
+#include "products.cuh"
 
 namespace gdn::cuda::chunk_sm90 {
-
-constexpr int kBlocks16 = kChunk / 16;
-
-// Index of block (i, j), j <= i, among those on and below the diagonal.
-__host__ __device__ __forceinline__ constexpr int lower_block(int i, int j) { return i * (i + 1) / 2 + j; }
-constexpr int kLowerBlocks = lower_block(kBlocks16, 0);
-// The same among those below the diagonal, j < i.
-__host__ __device__ __forceinline__ constexpr int below_block(int i, int j) { return lower_block(i - 1, j); }
-
-// Products of blocks, of each what the lanes of a warp hold of it: the diagonal ones of K K^T as sums, columns 0..7, 8..15; the
-// others of it and N as right operands of products with their transposes, fp16.
-struct Products {
-  float4 on_diagonal[kBlocks16][2][32];
-  Words<16> kk[below_block(kBlocks16, 0)][32];
-  Words<16> qk[kLowerBlocks][32];
-};
 
 // The gates of a head as its warp uses them.
 struct Tables {
@@ -71,15 +55,6 @@ __device__ __forceinline__ void make_tables(const float2& sum, const float2& bet
   }
   reinterpret_cast<float2*>(smem.from)[lane] =
       make_float2(ptx::ex2_approx_ftz(sum.x - start), ptx::ex2_approx_ftz(sum.y - start));
-}
-
-// Sums of a block of Q K^T or K K^T as a right operand. On the diagonal of Q K^T zeros right of the diagonal.
-__device__ __forceinline__ Words<16> right_operand(const float (&x)[8], bool is_cut, int lane) {
-  const int row = lane / 4, column = 2 * (lane % 4);
-  const bool first_in = !is_cut || column <= row, second_in = !is_cut || column < row;
-  return {{round_pair_fp16(first_in ? x[0] : 0.0f, second_in ? x[1] : 0.0f),
-           round_pair_fp16(is_cut ? 0.0f : x[4], is_cut ? 0.0f : x[5]), round_pair_fp16(x[2], x[3]),
-           round_pair_fp16(first_in ? x[6] : 0.0f, second_in ? x[7] : 0.0f)}};
 }
 
 // The diagonal blocks of diag(beta) L to shared memory. Of rows 0..7 the columns 0..7, of rows 8..15 all.

@@ -47,7 +47,7 @@ struct Pieces {
 };
 
 // Starts to copy the 16-bit rows of k or q, row 0 at `gmem`, to where the normalised ones will be, a thread its own pieces;
-// rows from `count` on are row count - 1 once more, for normalise_rows to make zeros of.
+// rows from `count` on are row count - 1 once more, for who normalises to make zeros of.
 template <int kKeyDim>
 __device__ __forceinline__ void copy_rows_in(const char* gmem, int64_t stride, int count, int thread, fp16_t* smem_tile) {
   const Pieces pieces(thread);
@@ -90,7 +90,7 @@ __device__ __forceinline__ float row_factor(float squares, bool use_l2norm, bool
 }
 
 // A thread's pieces of a row of k or q as they came in -> times factor_of(row, pieces, sum of the row's squares), fp16, in the
-// same place and in its image.
+// same place and, if there is one, in its image.
 template <class io_t, int kKeyDim, class FactorOf>
 __device__ __forceinline__ void scale_row(int pass, int thread, fp16_t* smem_tile, fp16_t* gmem_image,
                                           const FactorOf& factor_of) {
@@ -125,7 +125,7 @@ __device__ __forceinline__ void scale_row(int pass, int thread, fp16_t* smem_til
       piece[i].word[j] = round_pair_fp16(low * factor, high * factor);
     }
     *piece_of(smem_tile, i) = piece[i];
-    *piece_of(gmem_image, i) = piece[i];
+    if (gmem_image != nullptr) *piece_of(gmem_image, i) = piece[i];
   }
 }
 

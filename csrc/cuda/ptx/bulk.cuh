@@ -13,4 +13,15 @@ __device__ __forceinline__ void bulk_copy_to_shared(uint32_t smem, const void* g
                : "memory");
 }
 
+// "cp.async.bulk", "cp.async.bulk.commit_group": from this block's shared memory, as fenced (fence.proxy.async), to global.
+__device__ __forceinline__ void bulk_copy_to_global(void* gmem, uint32_t smem, uint32_t bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(gmem), "r"(smem), "r"(bytes) : "memory");
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+// "cp.async.bulk.wait_group": until this thread's copies to global memory have read, or have written what others see whom it
+// tells.
+__device__ __forceinline__ void bulk_wait_until_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+__device__ __forceinline__ void bulk_wait_until_written() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
 }  // namespace gdn::cuda::ptx
