@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // How a call is done soonest, from its shapes alone: rows after their preparation, blocks of one tile or of two; rows beside
 // their preparation (relay.cuh); rows cut into segments (segments.cuh). Of ragged rows nobody here knows the lengths, so they
-// are taken to be equal. All costs in tenths of what a chunk of one tile takes (1.2 us on an H200), as measured there.
+// are taken to be equal. All costs in tenths of what a chunk of one tile takes (1.05 us on an H200), as measured there.
 #pragma once
 
 #include <algorithm>
@@ -26,12 +26,12 @@ constexpr int64_t kTenthsOfEnds = 40;                        // what a block doe
 constexpr int64_t kTenthsOfBoth = 21, kTenthsOfScan = 80, kTenthsOfStep = 12;
 
 // Beside the preparation: a row's chunk is slower by a twentieth; the first chunks are waited for, one more kernel.
-constexpr int64_t kTenthsOfRelay = 150;
+constexpr int64_t kTenthsOfRelay = 85;
 inline int64_t beside(int64_t tenths) { return tenths * 21 / 20; }
 
 // What an item of the preparation costs one multiprocessor; beside the carrying, which leaves it the memory, less.
-inline int64_t tenths_of_item(const Dims& dims) { return 28 + 3 * (dims.Hv / dims.Hk); }
-inline int64_t tenths_of_late_item(const Dims& dims) { return tenths_of_item(dims) * 10 / 13; }
+inline int64_t tenths_of_item(const Dims& dims) { return 24 + 4 * (dims.Hv / dims.Hk); }
+inline int64_t tenths_of_late_item(const Dims& dims) { return 16 + 4 * (dims.Hv / dims.Hk); }
 
 inline int64_t tiles_of_row(const Dims& dims) { return dims.Hv * (dims.V / kValueTile); }
 inline int64_t num_items(const RuleParams& params) { return num_chunk_rows(params) * params.dims.Hk; }
@@ -79,16 +79,18 @@ inline int64_t tenths_of_call(const RuleParams& params, const Machine& machine) 
   return tenths_of_preparation(params, params.items_ahead, machine) + params.dims.N * row + kTenthsOfRelay;
 }
 
-// Rows beside their preparation, one row at a time: its tiles have a multiprocessor each, the others go on preparing. As much
-// is prepared before as lets both end together. Not for few items: then the blocks' first ones are all there are.
+// Rows beside their preparation, one row at a time: its tiles have a multiprocessor each, others go on preparing. As many as
+// keep ahead of the carrying, by an eighth: what is prepared long before it is carried leaves the L2. If all are too few, as
+// much is prepared before as lets both end together.
 inline RuleParams with_relay(RuleParams params, const Machine& machine) {
   const Dims& dims = params.dims;
-  const int64_t all = machine.multiprocessors, carrying = tiles_of_row(dims), staying = all - carrying;
+  const int64_t all = machine.multiprocessors, idle = all - tiles_of_row(dims), items = num_items(params);
   params.items_ahead = 0;
-  if (staying < 1 || !machine.overlaps_launches || num_items(params) <= Hopper::kBlocks * all) return params;
-  const int64_t late = staying * dims.N * beside(chunks_of_row(params) * kTenthsOfChunk) / tenths_of_late_item(dims);
-  params.items_ahead = std::clamp(num_items(params) - late, all, num_items(params));
-  params.carrying_multiprocessors = carrying;
+  if (idle < 1 || !machine.overlaps_launches || items <= 2 * all) return params;
+  const int64_t rows = dims.N * beside(chunks_of_row(params) * kTenthsOfChunk), late_item = tenths_of_late_item(dims);
+  const int64_t staying = std::min(idle, ceil_div(items * late_item * 9, rows * 8));
+  params.items_ahead = std::clamp(items - staying * rows / late_item, all, items);
+  params.carrying_multiprocessors = all - staying;
   params.staying_blocks = staying * Hopper::kBlocks;
   return params;
 }

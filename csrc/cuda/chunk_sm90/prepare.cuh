@@ -101,21 +101,16 @@ __device__ __forceinline__ int own_thread() {
 // blocks these are.
 __device__ __forceinline__ int first_head_of(int smem_shift) { return (own_thread() / 32 + smem_shift) & (kWarps - 1); }
 
-// The index-th item of the call. By one warp.
-__device__ __forceinline__ Item find_item(const RuleParams& p, uint32_t index) {
-  const uint32_t key_heads = static_cast<uint32_t>(p.dims.Hk), chunk_row = index / key_heads;
-  const bool is_given = chunk_row < static_cast<uint32_t>(num_chunk_rows(p));
-  Item item = {{0, 0, 0}, index, chunk_row, index - chunk_row * key_heads, is_given};
-  if (is_given) item.chunk = find_chunk(p, chunk_row);
-  return item;
-}
-
-// By one warp: finds the block's item behind item `before`.
+// By one warp: finds the block's item behind item `before`, or its first one behind blockIdx.x - gridDim.x.
 template <int kKeyDim>
 __device__ __forceinline__ void look_ahead(const RuleParams& p, uint32_t before, int lane, Item& smem) {
   uint32_t index = 0;
   if (lane == 0) index = next_item<kKeyDim>(p, before);
-  const Item item = find_item(p, __shfl_sync(0xffffffffu, index, 0));
+  index = __shfl_sync(0xffffffffu, index, 0);
+  const uint32_t key_heads = static_cast<uint32_t>(p.dims.Hk), chunk_row = index / key_heads;
+  const bool is_given = chunk_row < static_cast<uint32_t>(num_chunk_rows(p));
+  Item item = {{0, 0, 0}, index, chunk_row, index - chunk_row * key_heads, is_given};
+  if (is_given) item.chunk = find_chunk(p, chunk_row);
   if (lane == 0) smem = item;
 }
 
@@ -210,8 +205,8 @@ __global__ void __launch_bounds__(kPrepareThreads, Section::kBlocks) prepare_ker
     smem.heads = static_cast<int>(p.dims.Hv) / static_cast<int>(p.dims.Hk);
     smem.shift = static_cast<int>(blockIdx.x % kWarps + kWarps * blockIdx.x / gridDim.x);
   } else if (threadIdx.x / 32 == 1) {
-    const Item first = find_item(p, blockIdx.x);
-    if (threadIdx.x % 32 == 0) smem.item = first;
+    if (is_relayed(p) && blockIdx.x >= p.items_ahead) ptx::griddepcontrol_wait();   // for the words that look_ahead counts in
+    look_ahead<kKeyDim>(p, blockIdx.x - gridDim.x, threadIdx.x % 32, smem.item);
   }
   __syncthreads();
   while (smem.item.is_given) prepare_item<Section, io_t>(p, smem);
