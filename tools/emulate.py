@@ -45,8 +45,6 @@ CHANGES = (
      "char* const smem_bytes = static_cast<char*>(emulated::shared_memory());"),
     ("csrc/cuda/chunk_sm90/segments.cuh", "extern __shared__ __align__(1024) char smem_bytes[];",
      "char* const smem_bytes = static_cast<char*>(emulated::shared_memory());"),
-    ("csrc/cuda/chunk_sm90/combine.cuh", "extern __shared__ __align__(1024) char smem_bytes[];",
-     "char* const smem_bytes = static_cast<char*>(emulated::shared_memory());"),
 )  # fmt: skip
 
 

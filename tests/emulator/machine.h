@@ -38,6 +38,7 @@ struct Product {
   bool accumulates, a_in_registers, b_is_n_major;
   uint32_t a[4];
   uint64_t a_descriptor, b_descriptor;
+  bool is_bf16 = false;   // operands; or fp16
 };
 
 struct Thread {

@@ -1,184 +1,147 @@
 // SPDX-License-Identifier: Apache-2.0
-//
-// Between the passes of the two-level scan: the state at the start of each segment, from segment to segment,
+// How a tile group of a later segment comes to the state that its segment starts from: step by step, from the start of the
+// row's second segment, which the first pass (segments.cuh) has left,
 //     S_(j+1) = A_j S_j + B_j
-// in fp32 (fma, sums in a fixed order). starts[j + 1] holds B_j before and S_(j+1) afterwards; starts[1] is right already.
-// Grid    x: sequence (slowest), value head, 8 columns of V for each group of a block (fastest).
-// Block   1, 2 or 4 groups of four warps. Warp w of a group makes a quarter of the rows of A S, for all the group's columns;
-//         its lanes split the columns of A, and add up what they have by shuffles. A comes by bulk copies, some steps ahead:
-//         what a step waits for is arithmetic, and that is a quarter of A for each scheduler, times 8 columns of S.
-// Reads   transitions, starts once for each block.   Writes   starts.
+// with what that pass says of the segments between. Every tile does so for itself: no kernel between the passes, nothing
+// exchanged, and the states of the steps never leave the registers. As in state.cuh everything is transposed: S^T is the left
+// operand, A^T lies in shared memory, B^T comes to registers while the products run.
+// Numbers A and S are each two bf16, high and low, together 16 bits of precision and the range of fp32; of their products three
+//         are made, sums in fp32. A step adds a relative error of about 2e-6, a chunk one of 1e-4.
 #pragma once
 
-#include "../ptx/bulk.cuh"
-#include "../tile/pipeline.cuh"
+#include "../ptx/arch.cuh"
+#include "../ptx/pdl.cuh"
 #include "places.cuh"
+#include "range.cuh"
+#include "transfer.cuh"
 
 namespace gdn::cuda::chunk_sm90 {
 
-constexpr int kCombineColumns = 8, kCombineWarps = 4, kCombineThreads = 32 * kCombineWarps;   // of a group
-constexpr int kMostCombineGroups = 16 / kCombineWarps;
-constexpr int kKeptColumns = kCombineColumns / kCombineWarps;   // of a lane
-
-// Neighbouring rows of S or A, those of a lane.
-template <int kKeyDim>
-struct alignas(kKeyDim / 8) LaneRows {
-  float x[kKeyDim / 32];
-};
-
-template <int kKeyDim>
-struct CombineGroup {
-  float s[2][kCombineColumns][kKeyDim];   // S^T of a step and of the next
-};
-
-template <int kKeyDim>
-struct Transition {
-  float a[kKeyDim][kKeyDim];   // A^T
-};
-
-// What a block has in shared memory: transitions, as many as fit, then its groups, then a barrier for each transition.
-GDN_INLINE constexpr int combine_stages(int groups) { return groups == 1 ? 3 : 2; }
-template <int kKeyDim>
-constexpr size_t combine_bytes(int groups) {
-  return combine_stages(groups) * sizeof(Transition<kKeyDim>) + groups * sizeof(CombineGroup<kKeyDim>) + 3 * sizeof(uint64_t);
+// Halves of transitions, high and low in turns, go through the places of the stages' keys before the chunks do. So many steps
+// later the last three lie in stages 0, 1, 2, in this order, in which the first three chunks come.
+__device__ __forceinline__ Turn turn_of_half(int half, int steps) {
+  return {(steps + half) % kStages, half / kStages % 2};   // half 2 steps would be in stage 0
 }
-static_assert(combine_bytes<128>(1) <= 227 * 1024 && combine_bytes<128>(kMostCombineGroups) <= 227 * 1024,
-              "shared memory of a block");
+static_assert(kStages == 3, "turn_of_half");
 
-// Where a lane works. A warp has its share of the rows of A and all columns of S; a lane kKeyDim / 32 neighbouring ones of
-// these rows, and of each 4 kCombineWarps columns of A four, those of its part. Register c of its sums is column c ^ flip of S,
-// so that what it gives away of them is at the same registers in every lane.
+__device__ __forceinline__ int steps_of(const Segment& segment) { return static_cast<int>(segment.idx) - 1; }
+
+// Two numbers as a pair of bf16 each, high + low.
+__device__ __forceinline__ void split_pair(float x, float y, uint32_t& high, uint32_t& low) {
+  high = round_pair(x, y, bf16_t{});
+  float high_x, high_y;
+  widen_pair<bf16_t>(high, high_x, high_y);
+  low = round_pair(x - high_x, y - high_y, bf16_t{});
+}
+
+// The end of a chain of A: rows `row` and row + 8 of A^T, the thread's, to the workspace as an image of shared memory.
 template <int kKeyDim>
-struct CombineLane {
-  static constexpr int kRows = kKeyDim / 32, kLanes = 32 / kCombineWarps;   // kLanes: of a part
-
-  int row, part, flip;
-
-  __device__ __forceinline__ CombineLane(int warp, int lane)
-      : row((warp * kLanes + lane % kLanes) * kRows),
-        part(lane / kLanes),
-        flip(4 * (part % 2) + 2 * (part / 2 % 2) + part / 4) {}
-
-  // A S, of which the lane keeps columns flip .. flip + kKeptColumns - 1.
-  __device__ __forceinline__ void multiply(const Transition<kKeyDim>& transition,
-                                           const float (&smem_s)[kCombineColumns][kKeyDim],
-                                           LaneRows<kKeyDim> (&product)[kKeptColumns]) const {
-    const float* const a_row = &transition.a[4 * part][row];
-    const float* s_columns[kCombineWarps];
+__device__ __forceinline__ void store_transition(int row, int lane, const State<kKeyDim>& state, Transition<kKeyDim>& to) {
+  const float factor[2] = {power_of_two(state.exponent[0]), power_of_two(state.exponent[1])};
+  const int element = row * 64 + 2 * (lane % 4);
 #pragma unroll
-    for (int i = 0; i < kCombineWarps; ++i) s_columns[i] = &smem_s[(kKeptColumns * i) ^ flip][4 * part];
-    float sums[kCombineColumns][kRows] = {};
+  for (int chunk = 0; chunk < 8; ++chunk) {   // of 8 columns, in each panel
+    const int at = element + (chunk ^ row % 8) * 8;
 #pragma unroll
-    for (int k = 0; k < kKeyDim; k += 4 * kCombineWarps) {
-      LaneRows<kKeyDim> a[4];
-      float4 s[kCombineColumns];
+    for (int panel = 0; panel < State<kKeyDim>::kPanels; ++panel) {
 #pragma unroll
-      for (int j = 0; j < 4; ++j) a[j] = *reinterpret_cast<const LaneRows<kKeyDim>*>(a_row + (k + j) * kKeyDim);
-#pragma unroll
-      for (int c = 0; c < kCombineColumns; ++c) {
-        s[c] = *reinterpret_cast<const float4*>(s_columns[c / kKeptColumns] + c % kKeptColumns * kKeyDim + k);
+      for (int r = 0; r < 2; ++r) {
+        const float* const x = &state.s[panel][4 * chunk + 2 * r];
+        uint32_t high, low;
+        split_pair(x[0] * factor[r], x[1] * factor[r], high, low);
+        const int pair = panel * kKeyDim * 64 + r * 8 * 64 + at;
+        *reinterpret_cast<uint32_t*>(&to.high[pair]) = high;
+        *reinterpret_cast<uint32_t*>(&to.low[pair]) = low;
       }
-#pragma unroll
-      for (int c = 0; c < kCombineColumns; ++c) {
-#pragma unroll
-        for (int i = 0; i < kRows; ++i) {
-          const float of_two = fmaf(a[1].x[i], s[c].y, fmaf(a[0].x[i], s[c].x, sums[c][i]));
-          sums[c][i] = fmaf(a[3].x[i], s[c].w, fmaf(a[2].x[i], s[c].z, of_two));
-        }
-      }
-    }
-#pragma unroll
-    for (int half = kCombineColumns / 2, lanes = kLanes; half >= kKeptColumns; half /= 2, lanes *= 2) {
-#pragma unroll
-      for (int c = 0; c < half; ++c) {
-#pragma unroll
-        for (int i = 0; i < kRows; ++i) sums[c][i] += __shfl_xor_sync(0xffffffffu, sums[half + c][i], lanes);
-      }
-    }
-#pragma unroll
-    for (int c = 0; c < kKeptColumns; ++c) {
-#pragma unroll
-      for (int i = 0; i < kRows; ++i) product[c].x[i] = sums[c][i];
     }
   }
-};
+}
 
-// The steps of a group's columns, from `column` on, of a row of `count` segments. All groups of a block go through the same.
+// All transitions of the way to a segment's start. By one thread.
 template <int kKeyDim>
-__device__ __forceinline__ void combine(const RuleParams& p, int64_t first_row, int count, int64_t head, int64_t column,
-                                        int stages, Transition<kKeyDim>* smem_transitions, CombineGroup<kKeyDim>& group,
-                                        uint64_t* full) {
-  using Rows = LaneRows<kKeyDim>;
-  const CombineLane<kKeyDim> lane(threadIdx.x / 32 % kCombineWarps, threadIdx.x % 32);
-  // Pointers walk from step to step: where a segment row lies takes a hundred instructions.
-  const int64_t next_transition = p.dims.Hv * kKeyDim * kKeyDim, next_start = p.dims.Hv * p.dims.V * kKeyDim;
-  const float* transition = transition_of<kKeyDim>(p, first_row + 1, head);   // the next one to bring
-  float* start = start_of<kKeyDim>(p, first_row + 1, head) + (column + lane.flip) * kKeyDim + lane.row;
-  auto own = [&](int c) -> Rows& { return *reinterpret_cast<Rows*>(start + c * kKeyDim); };   // of the lane's columns
-  auto bring = [&](int stage) {
-    const uint32_t barrier = ptx::shared_address(&full[stage]);
-    ptx::mbarrier_arrive_expect_tx(barrier, sizeof(Transition<kKeyDim>));
-    ptx::bulk_copy_to_shared(ptx::shared_address(&smem_transitions[stage]), transition, sizeof(Transition<kKeyDim>), barrier);
-    transition += next_transition;
-  };
-  const int steps = count - 2;
-  if (threadIdx.x == 0) {
-    for (int stage = 0; stage < min(stages, steps); ++stage) bring(stage);
+__device__ __forceinline__ void bring_transitions(const RuleParams& p, const Work& work, SharedMemory<kKeyDim>& smem) {
+  ptx::griddepcontrol_wait();   // for the first pass
+  const int steps = steps_of(work.segment);
+  const Transition<kKeyDim>* transition = transition_of<kKeyDim>(p, work.segment.row - steps, work.head);
+#pragma unroll 1
+  for (int half = 0; half < 2 * steps; ++half) {
+    const Turn turn = turn_of_half(half, steps);
+    const auto& gmem_half = half % 2 == 0 ? transition->high : transition->low;
+    wait_phase(smem.half_read[turn.slot], turn.parity ^ 1);
+    const uint32_t there = ptx::shared_address(&smem.half_there[turn.slot]);
+    ptx::mbarrier_arrive_expect_tx(there, sizeof(gmem_half));
+    ptx::bulk_copy_to_shared(ptx::shared_address(&smem.stage[turn.slot].keys), gmem_half, sizeof(gmem_half), there);
+    if (half % 2 == 1) transition += p.dims.Hv;
   }
-  int stage = 0, parity = 0, place = 0, before = 0;   // before: the stage of the step before
-  Rows s[kKeptColumns];   // of S_j, then of B_j and S_(j+1)
+}
+
+// Until the stage of chunk 0, 1 or 2 is free of transitions.
+template <int kKeyDim>
+__device__ __forceinline__ void wait_for_transitions(int chunk, int steps, SharedMemory<kKeyDim>& smem) {
+  const int last = 2 * steps - kStages + chunk;   // the half that was there
+  if (last >= 0) wait_phase(smem.half_read[chunk], last / kStages % 2);
+}
+
+// Issues s (+)= operand half [64 v, K] as one group: half of A^T, rows of 128 bytes in panels, read along the rows.
+template <bool kAccumulate, int kKeyDim>
+__device__ __forceinline__ void issue_half(const uint32_t (&operand)[kKeyDim / 16][4], const void* smem_half,
+                                           State<kKeyDim>& state) {
+  constexpr uint64_t kStep = 16 * kPanelRowBytes / 16;
 #pragma unroll
-  for (int c = 0; c < kKeptColumns; ++c) s[c] = own(c);
+  for (int panel = 0; panel < state.kPanels; ++panel) {
+    constexpr uint32_t kPanelBytes = kKeyDim * kPanelRowBytes;
+    const uint64_t b = ptx::wgmma_descriptor_128b(ptx::shared_address(smem_half) + panel * kPanelBytes, kPanelBytes,
+                                                  8 * kPanelRowBytes);
+    ptx::wgmma_bf16_m64n64k16_trans<kAccumulate>(state.s[panel], operand[0], b);
+#pragma unroll
+    for (int step = 1; step < kKeyDim / 16; ++step) {
+      ptx::wgmma_bf16_m64n64k16_trans<true>(state.s[panel], operand[step], b + step * kStep);
+    }
+  }
+  ptx::wgmma_commit_group();
+}
+
+// A tile group: the segment's start, from that of the second one, which `state` holds, true values.
+template <int kKeyDim>
+__device__ __forceinline__ void step_to_start(const RuleParams& p, const Work& work, SharedMemory<kKeyDim>& smem,
+                                              State<kKeyDim>& state) {
+  const int steps = __shfl_sync(0xffffffffu, steps_of(work.segment), 0);   // for uniform counters
+  const int thread = threadIdx.x % kGroupThreads, lane = thread % 32;
+  const int64_t element = (work.column + thread / 32 * 16 + lane / 4) * kKeyDim + sum_column(lane, 0);
+  const float* b = start_of<kKeyDim>(p, work.segment.row - steps + 1, work.head) + element;
 #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
+    uint32_t low[kKeyDim / 16][4];
 #pragma unroll
-    for (int c = 0; c < kKeptColumns; ++c) *reinterpret_cast<Rows*>(&group.s[place][lane.flip + c][lane.row]) = s[c];
-    start += next_start;
-#pragma unroll
-    for (int c = 0; c < kKeptColumns; ++c) s[c] = own(c);
-    __syncthreads();   // S is whole, and the step before has read its stage
-    if (threadIdx.x == 0 && step > 0 && step - 1 + stages < steps) bring(before);
-    wait_phase(full[stage], parity);
-    Rows product[kKeptColumns];
-    lane.multiply(smem_transitions[stage], group.s[place], product);
-#pragma unroll
-    for (int c = 0; c < kKeptColumns; ++c) {
-#pragma unroll
-      for (int i = 0; i < lane.kRows; ++i) s[c].x[i] += product[c].x[i];
-      own(c) = s[c];
+    for (int i = 0; i < kKeyDim / 4; ++i) {
+      const float* const x = &state.s[i / 16][2 * (i % 16)];
+      split_pair(x[0], x[1], state.operand[i / 4][i % 4], low[i / 4][i % 4]);
     }
-    before = stage;
-    stage = stage + 1 < stages ? stage + 1 : 0;
-    parity ^= stage == 0;
-    place ^= 1;
+    float2 added[kKeyDim / 4];
+#pragma unroll
+    for (int i = 0; i < kKeyDim / 4; ++i) added[i] = *reinterpret_cast<const float2*>(b + i / 2 * 8 + i % 2 * 8 * kKeyDim);
+    b += p.dims.Hv * p.dims.V * kKeyDim;
+    const Turn of_high = turn_of_half(2 * step, steps), of_low = turn_of_half(2 * step + 1, steps);
+    wait_phase(smem.half_there[of_high.slot], of_high.parity);
+    ptx::wgmma_fence();
+    issue_half<false>(state.operand, &smem.stage[of_high.slot].keys, state);
+    issue_half<true>(low, &smem.stage[of_high.slot].keys, state);
+    wait_phase(smem.half_there[of_low.slot], of_low.parity);
+    issue_half<true>(state.operand, &smem.stage[of_low.slot].keys, state);
+    ptx::wgmma_wait_group<1>();
+    hold(low);
+    arrive(smem.half_read[of_high.slot]);
+    ptx::wgmma_wait_group<0>();
+#pragma unroll
+    for (int panel = 0; panel < state.kPanels; ++panel) hold(state.s[panel]);
+    hold(state.operand);
+    arrive(smem.half_read[of_low.slot]);
+#pragma unroll
+    for (int i = 0; i < kKeyDim / 4; ++i) {
+      state.s[i / 16][2 * (i % 16)] += added[i].x;
+      state.s[i / 16][2 * (i % 16) + 1] += added[i].y;
+    }
   }
-}
-
-template <int kKeyDim>
-__global__ void __launch_bounds__(kMostCombineGroups* kCombineThreads) combine_kernel(const __grid_constant__ RuleParams p) {
-  extern __shared__ __align__(1024) char smem_bytes[];
-  const int groups = blockDim.x / kCombineThreads, stages = combine_stages(groups);
-  Transition<kKeyDim>* const transitions = reinterpret_cast<Transition<kKeyDim>*>(smem_bytes);
-  CombineGroup<kKeyDim>* const of_groups = reinterpret_cast<CombineGroup<kKeyDim>*>(transitions + stages);
-  uint64_t* const full = reinterpret_cast<uint64_t*>(of_groups + groups);
-  const uint32_t columns = static_cast<uint32_t>(kCombineColumns * groups), tiles = static_cast<uint32_t>(p.dims.V) / columns;
-  const uint32_t heads = static_cast<uint32_t>(p.dims.Hv), rest = blockIdx.x / tiles, group = threadIdx.x / kCombineThreads;
-  const int64_t column = static_cast<int64_t>(blockIdx.x - rest * tiles) * columns + group * kCombineColumns;
-  const int64_t n = rest / heads, head = rest % heads;
-  const Span span = sequence_span(p.cu_seqlens, n, p.dims.T);
-  const int64_t count = takes_row(p, n) ? segments_of_length(p, span.length) : 0;
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < stages; ++i) ptx::mbarrier_init(ptx::shared_address(&full[i]), 1);
-    ptx::fence_mbarrier_init();
-  }
-  if (count < 3 && blockIdx.x > 0) return;
-  ptx::griddepcontrol_wait();   // also by one block of a grid that has nothing to do: it does not end before the one before it
-  // Not before the wait: who starts now may read what the preparation has written without waiting.
-  ptx::griddepcontrol_launch_dependents();
-  if (count < 3) return;
-  __syncthreads();
-  combine(p, first_segment_row(p, n, span.first), static_cast<int>(count), head, column, stages, transitions,
-          of_groups[group], full);
 }
 
 }  // namespace gdn::cuda::chunk_sm90

@@ -9,8 +9,8 @@
 // leaves them while this kernel runs (relay.cuh).
 // Grid    x: tiles of 64 columns of V: sequence (slowest, in ragged input the longest first), value head, columns (fastest);
 //         the first blocks may carry two tiles of a head each (Pairs), the others carry one. Ragged input adds a sequence
-//         that writes zeros outside all others; with pairs its last blocks find nothing to do. After the passes of
-//         segments.cuh: all segments of a sequence but the first, which that file's pass has carried as this kernel does.
+//         that writes zeros outside all others; with pairs its last blocks find nothing to do. Of rows that are cut
+//         (segments.cuh) one kernel has the first segment, another, later_kernel, the others, both by the functions here.
 // Block   a warpgroup for each tile (state.cuh), which keeps S^T [64 v, K] in fp32 accumulators from the first to the last
 //         chunk, and one behind them (transfer.cuh), which brings chunks and V in, o out. In a grid with pairs, and in the pass
 //         of segments.cuh, a block of one tile has a third group, which ends at once.
@@ -25,6 +25,7 @@
 #include "../ptx/arch.cuh"
 #include "../ptx/pdl.cuh"
 #include "../ptx/setmaxnreg.cuh"
+#include "combine.cuh"
 #include "move_state.cuh"
 #include "output.cuh"
 #include "padding.cuh"
@@ -48,12 +49,11 @@ struct NoObserver {
 };
 
 // What to do with tile `tile` of the grid's order: sequence (slowest), value head, columns of V (fastest).
-template <int kKeyDim>
+template <int kKeyDim, bool kIsLater>
 __device__ __forceinline__ Work work_of_tile(const RuleParams& p, uint32_t tile) {
   const uint32_t tiles = static_cast<uint32_t>(p.dims.V) / kValueTile, heads = static_cast<uint32_t>(p.dims.Hv);
   const uint32_t rest = tile / tiles, index = rest / heads, head = rest - index * heads;
-  const Segment segment =
-      is_scanned(p) ? find_later_segment(p, index) : Segment{find_row<kKeyDim>(p, index), 0, 1, index};
+  const Segment segment = kIsLater ? find_later_segment(p, index) : Segment{find_row<kKeyDim>(p, index), 0, 1, index};
   return {segment, key_head(head, p.dims.Hk, p.dims.Hv), head, static_cast<int64_t>(tile - rest * tiles) * kValueTile};
 }
 
@@ -73,13 +73,15 @@ __device__ __forceinline__ Writer<out_t> writer_of(const RuleParams& p, const Wo
 }
 
 // A tile group: S in, all chunks, S out.
-template <class io_t, class out_t, int kKeyDim, class Observer>
+template <class io_t, class out_t, bool kIsLater, int kKeyDim, class Observer>
 __device__ __forceinline__ void carry_tile(const RuleParams& p, const Work& work, const Span& span, SharedMemory<kKeyDim>& smem,
                                            Tile& tile, const Observer& observer) {
   State<kKeyDim> state = {};
   const Writer<out_t> writer = writer_of<out_t>(p, work, span);
-  const Place from = start_of_segment<kKeyDim>(p, work.segment, work.head, slot_to_read(p, work.segment.n));
+  const Place from = kIsLater ? second_start<kKeyDim>(p, work.segment, work.head)
+                              : initial_place(p, work.segment.n, work.head, slot_to_read(p, work.segment.n));
   if (from.is_given) move_state<true>(from.view, from.first(work.column), state);
+  if constexpr (kIsLater) step_to_start(p, work, smem, state);
   const int length = static_cast<int>(span.length), num_chunks = (length + kChunk - 1) / kChunk;
   int chunk = 0;
   do {   // up to the next checkpoint, or to the end
@@ -111,20 +113,27 @@ __device__ __forceinline__ int copying_thread(int tiles) {
 }
 
 // The warp that brings the chunks of a block of one tile.
-template <int kKeyDim>
+template <bool kIsLater, int kKeyDim>
 __device__ __forceinline__ void carry_copies(const RuleParams& p, const Work& work, const Span& span,
                                              SharedMemory<kKeyDim>& smem) {
   const int num_chunks = static_cast<int>((span.length + kChunk - 1) / kChunk);
   const int64_t chunk_row = first_chunk_row(p, work.segment.n, span.first);
   Prepared prepared = prepared_of<kKeyDim>(p, chunk_row, work.key_head, num_chunks);
-  const bool waits = !is_relayed(p) && work.segment.idx == 0;   // later segments start behind the preparation (combine.cuh)
-  run_copies(p, num_chunks, static_cast<int>(threadIdx.x % 32), waits, prepared, smem);
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  if constexpr (kIsLater) {
+    if (lane == 0) bring_transitions(p, work, smem);
+    __syncwarp();
+  }
+  const bool waits = !is_relayed(p) && !kIsLater;   // that did it before
+  run_copies(p, num_chunks, lane, waits, prepared, smem, [&](int chunk) {
+    if constexpr (kIsLater) wait_for_transitions(chunk, steps_of(work.segment), smem);
+  });
   if (is_last_block()) ptx::griddepcontrol_wait();   // the others end and leave their places to the next row's tiles
 }
 
 // The transfer group: two warps move a tile's V and o. In a block of one tile the third warp brings the chunks and the fourth
 // ends at once; in a block of two the first thread brings them.
-template <class out_t, int kKeyDim>
+template <class out_t, bool kIsLater, int kKeyDim>
 __device__ __forceinline__ void carry_transfer(const RuleParams& p, const Span& span, int tiles, SharedMemory<kKeyDim>& smem) {
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x % kGroupThreads / 32, 0), tile = warp / (kMovers / 32);
   if (tile < tiles) {
@@ -133,12 +142,12 @@ __device__ __forceinline__ void carry_transfer(const RuleParams& p, const Span& 
     run_transfer<out_t>(p, static_cast<int>(span.length), copies, tokens_of(p.v, work, span), tokens_of(p.out, work, span),
                         smem.tile[tile], smem);
   } else if (warp == kMovers / 32) {
-    carry_copies(p, smem.work[0], span, smem);
+    carry_copies<kIsLater>(p, smem.work[0], span, smem);
   }
 }
 
 // By one thread, in straight code: a loop over tiles became loops over lanes, four times the instructions.
-template <int kKeyDim>
+template <bool kIsLater, int kKeyDim>
 __device__ __forceinline__ void init_barriers(int tiles, SharedMemory<kKeyDim>& smem) {
   const auto init = [](uint64_t& barrier, int arrivals) { ptx::mbarrier_init(ptx::shared_address(&barrier), arrivals); };
   const auto init_tile = [&](Tile& tile) {
@@ -157,6 +166,13 @@ __device__ __forceinline__ void init_barriers(int tiles, SharedMemory<kKeyDim>& 
     }
   };
   init_tile(smem.tile[0]);
+  if constexpr (kIsLater) {
+#pragma unroll
+    for (int i = 0; i < kStages; ++i) {
+      init(smem.half_there[i], 1);
+      init(smem.half_read[i], kGroupThreads);
+    }
+  }
   if (tiles == kMostTiles) {
     init_stages(kMostTiles);
     init_tile(smem.tile[1]);
@@ -167,10 +183,10 @@ __device__ __forceinline__ void init_barriers(int tiles, SharedMemory<kKeyDim>& 
 }
 
 // What a block needs before its groups part: zeros and barriers, what it works on, each by other warps.
-template <int kKeyDim>
+template <bool kIsLater, int kKeyDim>
 __device__ __forceinline__ void set_up(const RuleParams& p, const Work& work, int tiles, SharedMemory<kKeyDim>& smem) {
   const int thread = threadIdx.x, group = thread / kGroupThreads;
-  if (thread == kOneTileThreads - 32) init_barriers(tiles, smem);
+  if (thread == kOneTileThreads - 32) init_barriers<kIsLater>(tiles, smem);
   write_zeros(smem.stage);
   if (thread == 0) smem.span = segment_span(p, work.segment);
   if (group < tiles && thread % kGroupThreads == 0) {
@@ -185,8 +201,8 @@ __device__ __forceinline__ void set_up(const RuleParams& p, const Work& work, in
   __syncthreads();
 }
 
-// A block's life: `tiles` tiles of a head side by side, the first that of `work`.
-template <class io_t, class out_t, int kKeyDim, class Observer>
+// A block's life: `tiles` tiles of a head side by side, the first that of `work`; kIsLater: of a segment behind a row's first.
+template <class io_t, class out_t, bool kIsLater, int kKeyDim, class Observer>
 __device__ __forceinline__ void carry(const RuleParams& p, const Work& work, int tiles, SharedMemory<kKeyDim>& smem,
                                       const Observer& observer) {
   bool is_done = work.segment.n > p.dims.N || !takes_row(p, work.segment.n);
@@ -199,14 +215,14 @@ __device__ __forceinline__ void carry(const RuleParams& p, const Work& work, int
     if (is_last_block()) ptx::griddepcontrol_wait();
     return;
   }
-  set_up(p, work, tiles, smem);
+  set_up<kIsLater>(p, work, tiles, smem);
   const int group = __shfl_sync(0xffffffffu, threadIdx.x / kGroupThreads, 0);
   if (group < tiles) {
     ptx::setmaxnreg_inc<kTileRegisters>();
-    carry_tile<io_t, out_t>(p, smem.work[group], smem.span, smem, smem.tile[group], observer);
+    carry_tile<io_t, out_t, kIsLater>(p, smem.work[group], smem.span, smem, smem.tile[group], observer);
   } else if (group == tiles) {
     ptx::setmaxnreg_dec<kTransferRegisters>();
-    carry_transfer<out_t>(p, smem.span, tiles, smem);
+    carry_transfer<out_t, kIsLater>(p, smem.span, tiles, smem);
   }
 }
 
@@ -229,7 +245,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     const uint32_t both = count_pairs<kKeyDim>(p, pairs);
     const int tiles = __shfl_sync(0xffffffffu, blockIdx.x < both ? kMostTiles : 1, 0);   // known to be uniform
     const uint32_t first = blockIdx.x + min(blockIdx.x, both) * (kMostTiles - 1);
-    carry<io_t, out_t>(p, work_of_tile<kKeyDim>(p, first), tiles, smem, observer);
+    carry<io_t, out_t, false>(p, work_of_tile<kKeyDim, false>(p, first), tiles, smem, observer);
   }
 }
 

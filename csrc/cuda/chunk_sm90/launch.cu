@@ -2,7 +2,6 @@
 // Which calls the Hopper chunk kernel takes, and its launch.
 #include "../launch.cuh"
 #include "../rule_kernels.h"
-#include "combine.cuh"
 #include "plan.h"
 #include "relay.cuh"
 
@@ -16,21 +15,11 @@ Machine this_machine() { return {num_multiprocessors(), overlaps_launches()}; }
 int64_t num_tiles(const RuleParams& params) {
   // Beside their preparation rows are not sorted: the last ones may be those that are long enough.
   const int64_t rows = is_relayed(params) ? num_rows(params) : rows_to_launch(params);
-  return (is_scanned(params) ? num_later_segments(params) : rows) * tiles_of_row(params.dims);
+  return rows * tiles_of_row(params.dims);
 }
 
 int64_t num_segment_blocks(const RuleParams& params) {
   return num_earlier_segments(params) * params.dims.Hv * segment_blocks(params.dims);
-}
-
-// Groups of a block of combine_kernel: as few as give all columns of S a place side by side.
-int combine_groups(const RuleParams& params) {
-  int groups = 1;
-  while (groups < kMostCombineGroups && params.dims.V % (2 * groups * kCombineColumns) == 0 &&
-         params.dims.N * params.dims.Hv * params.dims.V > num_multiprocessors() * kCombineColumns * groups) {
-    groups *= 2;
-  }
-  return groups;
 }
 
 template <class io_t, int kKeyDim>
@@ -48,19 +37,19 @@ const char* launch_prepare(const RuleParams& params, void* stream) {
   return launch_early(prepare_kernel<io_t, kKeyDim>, blocks, kPrepareThreads, kBytes, stream, params);
 }
 
-// The passes that give each segment its start, and o of the first ones.
+// Both passes of a call whose rows are cut.
 template <class io_t, class out_t, int kKeyDim>
 const char* launch_scan(const RuleParams& params, void* stream) {
-  const int groups = combine_groups(params);
+  const int64_t tiles = num_later_segments(params) * tiles_of_row(params.dims);
+  if (tiles > kMaxBlocks) return "more than 2^31 - 1 blocks";
   if (const char* error = launch_early(segment_kernel<io_t, out_t, kKeyDim>, num_segment_blocks(params), kThreads,
                                        segment_bytes<kKeyDim>(), stream, params)) {
     return error;
   }
-  return launch_early(combine_kernel<kKeyDim>, params.dims.N * params.dims.Hv * (params.dims.V / (kCombineColumns * groups)),
-                      groups * kCombineThreads, combine_bytes<kKeyDim>(groups), stream, params);
+  return launch_early(later_kernel<io_t, out_t, kKeyDim>, tiles, kOneTileThreads, kOneTileBytes<kKeyDim>, stream, params);
 }
 
-// The state through all chunks. Of a ragged call only the device knows whether there are pairs: blocks for the case of none.
+// The state through all chunks of whole rows. Of a ragged call only the device knows whether there are pairs: blocks for the case of none.
 template <class io_t, class out_t, int kKeyDim>
 const char* launch_carry(const RuleParams& params, const Pairs& pairs, void* stream) {
   const int64_t tiles = num_tiles(params), blocks = params.cu_seqlens.given() ? tiles : tiles - pairs.count;
@@ -74,9 +63,7 @@ const char* launch_carry(const RuleParams& params, const Pairs& pairs, void* str
 template <class io_t, class out_t, int kKeyDim>
 const char* launch_chunk(const RuleParams& params, void* stream) {
   if (const char* error = launch_prepare<io_t, kKeyDim>(params, stream)) return error;
-  if (is_scanned(params)) {
-    if (const char* error = launch_scan<io_t, out_t, kKeyDim>(params, stream)) return error;
-  }
+  if (is_scanned(params)) return launch_scan<io_t, out_t, kKeyDim>(params, stream);
   return launch_carry<io_t, out_t, kKeyDim>(params, choose_pairs(params, this_machine()), stream);
 }
 

@@ -28,12 +28,11 @@ __device__ __forceinline__ Place initial_place(const RuleParams& p, int64_t n, i
   return {p.initial_state, is_given ? p.initial_state.offset(slot, head) : 0, is_given};
 }
 
-// What a segment starts from: the later ones of a row from the workspace.
+// What the second segment of a row starts from, of one behind the first: in the workspace.
 template <int kKeyDim>
-__device__ __forceinline__ Place start_of_segment(const RuleParams& p, const Segment& segment, int64_t head, int64_t slot) {
-  if (segment.idx == 0) return initial_place(p, segment.n, head, slot);
-  ptx::griddepcontrol_wait();   // for the kernels that made it
-  return {workspace_view<kKeyDim>(start_of<kKeyDim>(p, segment.row, head)), 0, true};
+__device__ __forceinline__ Place second_start(const RuleParams& p, const Segment& segment, int64_t head) {
+  ptx::griddepcontrol_wait();   // for the kernel that made it
+  return {workspace_view<kKeyDim>(start_of<kKeyDim>(p, segment.row - segment.idx + 1, head)), 0, true};
 }
 
 // Where the state goes at the end: of the last segment to its slot, of the first of several to the start of the second. Those

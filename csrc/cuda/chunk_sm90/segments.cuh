@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// First pass of the exact two-level scan, where sequences are few and long. The first segment of a row starts from the row's
-// own state and is carried as kernel.cuh does, o and all; of each segment between first and last, side by side with it, what it
-// does to the state. It is linear in the state that it starts from,
+// The exact two-level scan, where sequences are few and long. First pass (segment_kernel): the first segment of a row starts
+// from the row's own state and is carried as kernel.cuh does, o and all; of each segment between first and last, side by side
+// with it, what it does to the state. It is linear in the state that it starts from,
 //     S_end = A S_start + B
 // B is the end of the chain of state.cuh from zero, A that of the same chain without V from the identity: its columns take the
-// place of V's. Nobody asks what the last segment does.
+// place of V's. Nobody asks what the last segment does. Second pass (later_kernel): all segments but the first, each tile from
+// its start, to which it comes by what the first pass says of those between (combine.cuh).
 // Grid    x: segment (slowest), value head, one of as many blocks as a head has pairs of chains or tiles of V.
 // Block   of a first segment: as in kernel.cuh. Of another, three warpgroups: 0 and 1 carry a chain each, 64 columns of B or of
 //         A, through the same chunks; one works while the other waits. Group 2 brings chunks and V in.
 // Reads   Keys, T'' and decays of Solved, v; what kernel.cuh reads for first segments.
 // Writes  B to starts[segment row + 1], A^T to transitions[segment row]; of first segments o, checkpoints and the state, of an
 //         uncut row to where it belongs, else to starts[segment row + 1].
-// Then combine.cuh makes each start from the one before, and chunk_kernel runs all segments but the first from theirs.
 // Needs   as kernel.cuh.
 #pragma once
 
@@ -143,9 +143,12 @@ __device__ __forceinline__ void carry_chain(const RuleParams& p, const Segment& 
     }
   }
   run_chain<io_t>(chain.has_values, num_chunks, group, smem, state);
-  float* const to =
-      chain.has_values ? start_of<kKeyDim>(p, segment.row + 1, head) : transition_of<kKeyDim>(p, segment.row, head);
-  move_state<false>(workspace_view<kKeyDim>(to), chain.column * kKeyDim, state);
+  if (chain.has_values) {
+    float* const to = start_of<kKeyDim>(p, segment.row + 1, head);
+    move_state<false>(workspace_view<kKeyDim>(to), chain.column * kKeyDim, state);
+  } else {
+    store_transition(row, lane, state, *transition_of<kKeyDim>(p, segment.row, head));
+  }
 }
 
 // k, T'' and decays of a chunk to its stage, which nobody reads any more. By one thread.
@@ -255,10 +258,22 @@ __global__ void __launch_bounds__(kThreads, 1) segment_kernel(const __grid_const
     if (segment.idx == 0) {
       if (block * kValueTile >= p.dims.V) segment.n = p.dims.N + 1;   // a tile that is not there
       const Work work = {segment, key_head(head, p.dims.Hk, p.dims.Hv), head, block * int64_t{kValueTile}};
-      carry<io_t, out_t>(p, work, 1, *reinterpret_cast<SharedMemory<kKeyDim>*>(smem_bytes), NoObserver{});
+      carry<io_t, out_t, false>(p, work, 1, *reinterpret_cast<SharedMemory<kKeyDim>*>(smem_bytes), NoObserver{});
     } else {
       carry_chains<io_t>(p, segment, head, block, *reinterpret_cast<SegmentMemory<kKeyDim>*>(smem_bytes));
     }
+  }
+}
+
+// Second pass: all segments behind the first of their row, each from its start, a block for each tile.
+template <class io_t, class out_t, int kKeyDim>
+__global__ void __launch_bounds__(kThreads, 1) later_kernel(const __grid_constant__ RuleParams p) {
+  if constexpr (!ptx::kHasWgmma) {
+    ptx::trap();
+  } else {
+    extern __shared__ __align__(1024) char smem_bytes[];
+    carry<io_t, out_t, true>(p, work_of_tile<kKeyDim, true>(p, blockIdx.x), 1,
+                             *reinterpret_cast<SharedMemory<kKeyDim>*>(smem_bytes), NoObserver{});
   }
 }
 

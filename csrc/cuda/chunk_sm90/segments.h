@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Where rows and segments of rows are in a launch, and what is kept of them in the workspace behind the prepared chunks:
 //     starts       [segment rows][Hv][V][K] fp32    S^T at the start of each segment but the first of a row
-//     transitions  [segment rows][Hv][K][K] fp32    A^T of each segment between: S at its end = A S + what it writes itself
+//     transitions  [segment rows][Hv] Transition    A^T of each segment between: S at its end = A S + what it writes itself
 //     order        [N + 1] int32                    the rows of a ragged call, the longest first
 //     relay        Relay                            what says which chunks are prepared (relay.cuh)
 // Of the last two a call has at most one, and neither beside segments: they start at the same place.
@@ -52,6 +52,12 @@ GDN_INLINE bool sorts_rows(const RuleParams& p) {   // beside their preparation 
 }
 GDN_INLINE bool has_order(const RuleParams& p) { return sorts_rows(p) && num_rows(p) > kRowsComparedByBlocks; }
 
+// A^T [kKeyDim of the start][kKeyDim of the end], high + low, bf16, both images of shared memory (tile/swizzle.cuh).
+template <int kKeyDim>
+struct alignas(16) Transition {
+  uint16_t high[kKeyDim * kKeyDim], low[kKeyDim * kKeyDim];
+};
+
 template <int kKeyDim>
 GDN_INLINE float* start_of(const RuleParams& p, int64_t segment_row, int64_t head) {
   float* const starts = reinterpret_cast<float*>(static_cast<char*>(p.workspace) + prepared_bytes<kKeyDim>(p));
@@ -59,8 +65,8 @@ GDN_INLINE float* start_of(const RuleParams& p, int64_t segment_row, int64_t hea
 }
 
 template <int kKeyDim>
-GDN_INLINE float* transition_of(const RuleParams& p, int64_t segment_row, int64_t head) {
-  return start_of<kKeyDim>(p, num_segment_rows(p), 0) + (segment_row * p.dims.Hv + head) * kKeyDim * kKeyDim;
+GDN_INLINE Transition<kKeyDim>* transition_of(const RuleParams& p, int64_t segment_row, int64_t head) {
+  return reinterpret_cast<Transition<kKeyDim>*>(start_of<kKeyDim>(p, num_segment_rows(p), 0)) + segment_row * p.dims.Hv + head;
 }
 
 template <int kKeyDim>
@@ -85,7 +91,8 @@ template <int kKeyDim>
 GDN_INLINE int64_t workspace_bytes(const RuleParams& p) {
   int64_t bytes = prepared_bytes<kKeyDim>(p);
   if (is_scanned(p)) {
-    bytes += num_segment_rows(p) * p.dims.Hv * (p.dims.V + kKeyDim) * kKeyDim * static_cast<int64_t>(sizeof(float));
+    const int64_t of_head = p.dims.V * kKeyDim * sizeof(float) + sizeof(Transition<kKeyDim>);
+    bytes += num_segment_rows(p) * p.dims.Hv * of_head;
   }
   if (has_order(p)) bytes += num_rows(p) * static_cast<int64_t>(sizeof(int32_t));
   if (is_relayed(p)) bytes += relay_words(p) * static_cast<int64_t>(sizeof(uint32_t));

@@ -34,15 +34,19 @@ __device__ __forceinline__ void bring_chunk(const RuleParams& p, bool waits, Chu
   copy_piece(stage.solved.third, solved->third);
 }
 
-// All chunks, by a warp that has nothing else to do; with `waits` the first one when the whole preparation is done.
-template <int kKeyDim>
+// All chunks, by a warp that has nothing else to do; with `waits` the first one when the whole preparation is done. When
+// wait_for_stage(chunk) returns, what was in the stage of one of the first chunks before is read.
+template <int kKeyDim, class WaitForStage>
 __device__ __forceinline__ void run_copies(const RuleParams& p, int num_chunks, int lane, bool waits, Prepared& prepared,
-                                           SharedMemory<kKeyDim>& smem) {
+                                           SharedMemory<kKeyDim>& smem, const WaitForStage& wait_for_stage) {
   ChunkToCopy<kKeyDim> next = smem.to_copy;
 #pragma unroll 1
   for (int chunk = 0; chunk < num_chunks; ++chunk) {
     prepared.wait_for(chunk, lane);
-    if (lane == 0) bring_chunk(p, waits && chunk == 0, next, smem);
+    if (lane == 0) {
+      if (chunk < kStages) wait_for_stage(chunk);
+      bring_chunk(p, waits && chunk == 0, next, smem);
+    }
   }
 }
 
