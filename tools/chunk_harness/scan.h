@@ -214,7 +214,7 @@ static void time_scan() {
   struct Shape { int N, T, Hk, Hv; double must_ms; };
   const Shape shapes[] = {{1, 1024, 2, 8, 0}, {1, 2048, 2, 8, .045}, {1, 8192, 2, 8, .080}, {1, 32768, 2, 8, .17}, {1, 131072, 2, 8, 0},
                           {1, 8192, 4, 12, 0}, {1, 8192, 4, 16, 0}, {2, 8192, 2, 8, 0}, {1, 8192, 1, 2, 0}, {1, 8192, 16, 32, .17}};
-  printf("%-18s %8s %8s %8s   segments: all (prepare, segments, combine, carry)\n", "scan", "off", "auto", "must");
+  printf("%-18s %8s %8s %8s   segments: all (prepare, first pass, second)\n", "scan", "off", "auto", "must");
   for (const Shape& s : shapes) {
     Timed t(s.N, s.T, s.Hk, s.Hv);
     RuleParams scanned = t.r;
@@ -231,11 +231,9 @@ static void time_scan() {
       r.segment_tokens = cut;
       const double all = time_graph([&](void* stream) { return run_cut(r, cut, stream); }, "all");
       const double prepare = time_graph([&](void* stream) { return launch_prepare<bf16_t, 128>(r, stream); }, "prepare");
-      const int groups = combine_groups(r);
       const double pass = time_graph([&](void* stream) { return launch(chunk_sm90::segment_kernel<bf16_t, bf16_t, 128>, num_segment_blocks(r), chunk_sm90::kThreads, chunk_sm90::segment_bytes<128>(), stream, r); }, "segments");
-      const double combine = time_graph([&](void* stream) { return launch(chunk_sm90::combine_kernel<128>, s.N * s.Hv * 16 / groups, groups * chunk_sm90::kCombineThreads, chunk_sm90::combine_bytes<128>(groups), stream, r); }, "combine");
-      const double carry = time_graph([&](void* stream) { return launch_carry<bf16_t, bf16_t, 128>(r, {}, stream); }, "carry");
-      printf("  %d: %.4f (%.4f %.4f %.4f %.4f)", segments, all, prepare, pass, combine, carry);
+      const double later = time_graph([&](void* stream) { return launch(chunk_sm90::later_kernel<bf16_t, bf16_t, 128>, num_later_segments(r) * tiles_of_row(r.dims), chunk_sm90::kOneTileThreads, chunk_sm90::kOneTileBytes<128>, stream, r); }, "later");
+      printf("  %d: %.4f (%.4f %.4f %.4f)", segments, all, prepare, pass, later);
     }
     printf("\n");
     fflush(stdout);
