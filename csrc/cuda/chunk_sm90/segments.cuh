@@ -16,6 +16,7 @@
 // Needs   as kernel.cuh.
 #pragma once
 
+#include "../ptx/bar.cuh"
 #include "kernel.cuh"
 
 namespace gdn::cuda::chunk_sm90 {
@@ -229,13 +230,14 @@ __device__ __forceinline__ void carry_chains(const RuleParams& p, const Segment&
     if (is_last_block()) ptx::griddepcontrol_wait();
     return;
   }
-  write_zeros(smem.stage);
-  if (threadIdx.x == 0) init_chain_barriers(num_chains, smem);
+  if (threadIdx.x == kChains * kGroupThreads) init_chain_barriers(num_chains, smem);
   __syncthreads();
   const Span span = segment_span(p, segment);
   const int group = __shfl_sync(0xffffffffu, threadIdx.x / kGroupThreads, 0);
   if (group < kChains) {
     ptx::setmaxnreg_inc<kChainRegisters>();
+    write_zeros(smem.stage);   // while the first chunks are under way
+    ptx::bar_sync(1, kChains * kGroupThreads);
     const Chain chain = chain_of(p.dims, block, group);
     if (chain.is_there) carry_chain<io_t>(p, segment, head, chain, group, static_cast<int>(span.length / kChunk), smem);
   } else {
