@@ -34,26 +34,53 @@ __device__ __forceinline__ void split_pair(float x, float y, uint32_t& high, uin
   low = round_pair(x - high_x, y - high_y, bf16_t{});
 }
 
-// The end of a chain of A: rows `row` and row + 8 of A^T, the thread's, to the workspace as an image of shared memory.
+// The end of a chain of B, true values, to `gmem`: each thread's elements in pieces of 16 bytes, those of a group side by side,
+// as they are read again. (Written as rows, every piece of 8 bytes would be in a line of another.)
 template <int kKeyDim>
-__device__ __forceinline__ void store_transition(int row, int lane, const State<kKeyDim>& state, Transition<kKeyDim>& to) {
+__device__ __forceinline__ void store_sums(const State<kKeyDim>& state, float* gmem) {
   const float factor[2] = {power_of_two(state.exponent[0]), power_of_two(state.exponent[1])};
-  const int element = row * 64 + 2 * (lane % 4);
+  float4* const mine = reinterpret_cast<float4*>(gmem) + threadIdx.x % kGroupThreads;
 #pragma unroll
-  for (int chunk = 0; chunk < 8; ++chunk) {   // of 8 columns, in each panel
-    const int at = element + (chunk ^ row % 8) * 8;
+  for (int i = 0; i < kKeyDim / 8; ++i) {
+    const float* const x = &state.s[i / 8][4 * (i % 8)];
+    mine[i * kGroupThreads] = make_float4(x[0] * factor[0], x[1] * factor[0], x[2] * factor[1], x[3] * factor[1]);
+  }
+}
+
+template <int kKeyDim>
+__device__ __forceinline__ void load_sums(const float* gmem, float4 (&x)[kKeyDim / 8]) {
+  const float4* const mine = reinterpret_cast<const float4*>(gmem) + threadIdx.x % kGroupThreads;
 #pragma unroll
-    for (int panel = 0; panel < State<kKeyDim>::kPanels; ++panel) {
+  for (int i = 0; i < kKeyDim / 8; ++i) x[i] = mine[i * kGroupThreads];
+}
+
+// The end of a chain of A, of a warp: sixteen rows of A^T, from row `first` on, to the workspace as an image of shared memory.
+// By way of `smem`, which is the warp's: rolled, since code that runs once is slow, and in whole lines. Eight columns of row r
+// are there in place of those r % 4 further, so that four rows hit different banks.
+template <int kKeyDim>
+__device__ __forceinline__ void store_transition(int first, int lane, const State<kKeyDim>& state, float* smem,
+                                                 Transition<kKeyDim>& to) {
+  float* const mine = smem + lane / 4 * kKeyDim + 2 * (lane % 4);
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const float* const x = &state.s[panel][4 * chunk + 2 * r];
-        uint32_t high, low;
-        split_pair(x[0] * factor[r], x[1] * factor[r], high, low);
-        const int pair = panel * kKeyDim * 64 + r * 8 * 64 + at;
-        *reinterpret_cast<uint32_t*>(&to.high[pair]) = high;
-        *reinterpret_cast<uint32_t*>(&to.low[pair]) = low;
-      }
-    }
+  for (int i = 0; i < kKeyDim / 4; ++i) {   // row i % 2 of the lane's two
+    const float* const x = &state.s[i / 16][2 * (i % 16)];
+    *reinterpret_cast<float2*>(mine + i % 2 * 8 * kKeyDim + (i / 2 ^ lane / 4 % 4) * 8) = make_float2(x[0], x[1]);
+  }
+  __syncwarp();
+#pragma unroll 1
+  for (int i = 0; i < kKeyDim / 16; ++i) {   // four rows of a panel
+    const int panel = i / 4, row = i % 4 * 4 + lane / 8, chunk = lane % 8;
+    const float factor = power_of_two(__shfl_sync(0xffffffffu, i % 4 < 2 ? state.exponent[0] : state.exponent[1], row % 8 * 4));
+    const float4* const x = reinterpret_cast<const float4*>(smem + row * kKeyDim + (8 * panel + (chunk ^ row % 4)) * 8);
+    const float4 left = x[0], right = x[1];
+    uint4 high, low;
+    split_pair(left.x * factor, left.y * factor, high.x, low.x);
+    split_pair(left.z * factor, left.w * factor, high.y, low.y);
+    split_pair(right.x * factor, right.y * factor, high.z, low.z);
+    split_pair(right.z * factor, right.w * factor, high.w, low.w);
+    const int at = (panel * kKeyDim + first + row) * 64 + (chunk ^ row % 8) * 8;
+    *reinterpret_cast<uint4*>(&to.high[at]) = high;
+    *reinterpret_cast<uint4*>(&to.low[at]) = low;
   }
 }
 
@@ -106,9 +133,7 @@ template <int kKeyDim>
 __device__ __forceinline__ void step_to_start(const RuleParams& p, const Work& work, SharedMemory<kKeyDim>& smem,
                                               State<kKeyDim>& state) {
   const int steps = __shfl_sync(0xffffffffu, steps_of(work.segment), 0);   // for uniform counters
-  const int thread = threadIdx.x % kGroupThreads, lane = thread % 32;
-  const int64_t element = (work.column + thread / 32 * 16 + lane / 4) * kKeyDim + sum_column(lane, 0);
-  const float* b = start_of<kKeyDim>(p, work.segment.row - steps + 1, work.head) + element;
+  const float* b = start_of<kKeyDim>(p, work.segment.row - steps + 1, work.head) + work.column * kKeyDim;
 #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
     uint32_t low[kKeyDim / 16][4];
@@ -117,14 +142,13 @@ __device__ __forceinline__ void step_to_start(const RuleParams& p, const Work& w
       const float* const x = &state.s[i / 16][2 * (i % 16)];
       split_pair(x[0], x[1], state.operand[i / 4][i % 4], low[i / 4][i % 4]);
     }
-    float2 added[kKeyDim / 4];
-#pragma unroll
-    for (int i = 0; i < kKeyDim / 4; ++i) added[i] = *reinterpret_cast<const float2*>(b + i / 2 * 8 + i % 2 * 8 * kKeyDim);
-    b += p.dims.Hv * p.dims.V * kKeyDim;
     const Turn of_high = turn_of_half(2 * step, steps), of_low = turn_of_half(2 * step + 1, steps);
     wait_phase(smem.half_there[of_high.slot], of_high.parity);
     ptx::wgmma_fence();
     issue_half<false>(state.operand, &smem.stage[of_high.slot].keys, state);
+    float4 added[kKeyDim / 8];
+    load_sums<kKeyDim>(b, added);
+    b += p.dims.Hv * p.dims.V * kKeyDim;
     issue_half<true>(low, &smem.stage[of_high.slot].keys, state);
     wait_phase(smem.half_there[of_low.slot], of_low.parity);
     issue_half<true>(state.operand, &smem.stage[of_low.slot].keys, state);
@@ -137,9 +161,12 @@ __device__ __forceinline__ void step_to_start(const RuleParams& p, const Work& w
     hold(state.operand);
     arrive(smem.half_read[of_low.slot]);
 #pragma unroll
-    for (int i = 0; i < kKeyDim / 4; ++i) {
-      state.s[i / 16][2 * (i % 16)] += added[i].x;
-      state.s[i / 16][2 * (i % 16) + 1] += added[i].y;
+    for (int i = 0; i < kKeyDim / 8; ++i) {
+      float* const x = &state.s[i / 8][4 * (i % 8)];
+      x[0] += added[i].x;
+      x[1] += added[i].y;
+      x[2] += added[i].z;
+      x[3] += added[i].w;
     }
   }
 }

@@ -145,10 +145,10 @@ __device__ __forceinline__ void carry_chain(const RuleParams& p, const Segment& 
   }
   run_chain<io_t>(chain.has_values, num_chunks, group, smem, state);
   if (chain.has_values) {
-    float* const to = start_of<kKeyDim>(p, segment.row + 1, head);
-    move_state<false>(workspace_view<kKeyDim>(to), chain.column * kKeyDim, state);
-  } else {
-    store_transition(row, lane, state, *transition_of<kKeyDim>(p, segment.row, head));
+    store_sums(state, start_of<kKeyDim>(p, segment.row + 1, head) + chain.column * kKeyDim);
+  } else {   // V's places of this chain were never used
+    float* const rows = reinterpret_cast<float*>(smem.stage[warp].v[group]);
+    store_transition(static_cast<int>(chain.column) + 16 * warp, lane, state, rows, *transition_of<kKeyDim>(p, segment.row, head));
   }
 }
 
