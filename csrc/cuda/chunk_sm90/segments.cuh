@@ -148,7 +148,8 @@ __device__ __forceinline__ void carry_chain(const RuleParams& p, const Segment& 
     store_sums(state, start_of<kKeyDim>(p, segment.row + 1, head) + chain.column * kKeyDim);
   } else {   // V's places of this chain were never used
     float* const rows = reinterpret_cast<float*>(smem.stage[warp].v[group]);
-    store_transition(static_cast<int>(chain.column) + 16 * warp, lane, state, rows, *transition_of<kKeyDim>(p, segment.row, head));
+    const int first = static_cast<int>(chain.column) + 16 * warp;
+    store_transition(first, lane, state, rows, *transition_of<kKeyDim>(p, segment.row, head));
   }
 }
 
