@@ -22,8 +22,9 @@ struct Machine {
 constexpr int64_t kTenthsOfChunk = 10, kTenthsOfPair = 17;   // a chunk of one tile, of two
 constexpr int64_t kTenthsOfEnds = 40;                        // what a block does before and behind its chunks
 
-// The scan: a chunk in both passes; two more kernels, states and transitions written and read; a step of combine_kernel.
-constexpr int64_t kTenthsOfBoth = 21, kTenthsOfScan = 80, kTenthsOfStep = 12;
+// The scan: a chunk in both passes; a step of the second pass; what else the passes take, and more where their blocks cannot
+// start beside a preparation of one round.
+constexpr int64_t kTenthsOfBoth = 19, kTenthsOfStep = 9, kTenthsOfScan = 120, kTenthsOfLateStart = 120;
 
 // Beside the preparation: a row's chunk is slower by a twentieth; the first chunks are waited for, one more kernel.
 constexpr int64_t kTenthsOfRelay = 85;
@@ -104,11 +105,12 @@ inline int64_t choose_segment_tokens(const RuleParams& params, int64_t whole, co
   // Segments of T tokens: of each row a pass leaves one out.
   const int64_t most = is_ragged ? side_by_side - dims.N : side_by_side / dims.N + 1;
   const int64_t chunks = ceil_div(dims.T, kChunk), row_chunks = is_ragged ? chunks / dims.N : chunks;
+  const int64_t around = kTenthsOfScan + (num_items(params) > machine.multiprocessors ? kTenthsOfLateStart : 0);
   int64_t best = 0, least = whole * 9 / 10;
   for (int64_t segments = 3; segments <= std::min(most, chunks); ++segments) {
     // Odd: with the carry before this one, lengths of a power of two took a chunk longer; now 8 and 9 chunks are level.
     const int64_t length = ceil_div(chunks, segments) | 1;
-    const int64_t tenths = length * kTenthsOfBoth + kTenthsOfScan + ceil_div(row_chunks, length) * kTenthsOfStep;
+    const int64_t tenths = length * kTenthsOfBoth + around + ceil_div(row_chunks, length) * kTenthsOfStep;
     if (tenths < least) {
       least = tenths;
       best = length * kChunk;
