@@ -98,10 +98,10 @@ def gated_delta_rule(
             there is a kernel for it: 16-bit q, k, v, K 64 or 128, V a multiple of 16, and rows of q, k, v and a 16-bit
             out that start at multiples of 16 bytes (head dim contiguous). Compute capability 9.0 has a kernel of its
             own for V a multiple of 64. Any other call, and every call on the CPU, is the recurrence's, and as exact.
-            The kernels allocate, for the time of the call, 33 KB a key head and 10.5 KB a value head for every 64
-            tokens (16 KB a token at 16 and 48 heads), with precision "high" 34 KB a value head; besides, on compute
-            capability 9.0, 4 bytes a sequence where more than 31 are packed, or, where rows are long, 4 bytes a key
-            head for every 64 tokens. "auto" chooses for each sequence by its own length, on the device: "chunk" for
+            The kernels allocate, for the time of the call, 33 KB a key head (K = 128) and 10.5 KB a value head for
+            every 64 tokens, rounded up for each sequence (16 KB a token at 16 and 48 heads), with precision "high"
+            34 KB a value head; besides, on compute capability 9.0, 4 bytes a sequence where more than 31 are packed,
+            or, where rows are long, 4 bytes a key head for every 64 tokens. "auto" allocates the same. It chooses for each sequence by its own length, on the device: "chunk" for
             sequences of 32 tokens or more (256 with precision "high"), "recurrent" for shorter ones. So a row's bits
             do not depend on its batch in any mode, but for scan="auto".
         precision: of "chunk": "fp16", what the tensor cores multiply is rounded to float16, scaled so that no magnitude
@@ -111,10 +111,10 @@ def gated_delta_rule(
             device. "off": never. "auto": it is where sequences x value heads x V / 64 are at most half of the
             device's multiprocessors and the sequences are so long that it pays (from about 2,000 tokens on; those
             of cu_seqlens count as equally long). What a segment does to the state that comes to it is made as a [K, K]
-            matrix, and the states at the start of all segments from those matrices, in float32; nothing is left out.
-            Repeated calls are promised the same bits, and no more: the number of segments depends on the device and the
-            batch. Allocates (K + V) K 4 bytes a value head and segment beside the above, for at most as many segments
-            as fit the device twice (at most 13 MB on an H200 where K = V = 128).
+            matrix, and the states at the start of all segments from those matrices, by products of 16-bit precision
+            (two bfloat16 each) with float32 sums; nothing is left out. Repeated calls are promised the same bits, and
+            no more: the number of segments depends on the device and the batch. Allocates (K + V) K 4 bytes a value
+            head and segment beside the above (at most 13 MB on an H200 where K = V = 128).
         gate_domain: "log", or "linear" where g holds the decay exp(g) itself, in [0, 1].
         checkpoint_every: int, a multiple of 64: keep the state after every so many tokens of each sequence, counted
             from the start of this call, the last token included. None: keep none.

@@ -49,7 +49,8 @@ const char* launch_scan(const RuleParams& params, void* stream) {
   return launch_early(later_kernel<io_t, out_t, kKeyDim>, tiles, kOneTileThreads, kOneTileBytes<kKeyDim>, stream, params);
 }
 
-// The state through all chunks of whole rows. Of a ragged call only the device knows whether there are pairs: blocks for the case of none.
+// The state through all chunks of whole rows. Of a ragged call only the device knows whether there are pairs: blocks for the
+// case of none.
 template <class io_t, class out_t, int kKeyDim>
 const char* launch_carry(const RuleParams& params, const Pairs& pairs, void* stream) {
   const int64_t tiles = num_tiles(params), blocks = params.cu_seqlens.given() ? tiles : tiles - pairs.count;

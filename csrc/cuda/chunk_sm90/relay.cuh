@@ -2,8 +2,8 @@
 // Preparation and carrying side by side, where the carrying leaves multiprocessors idle (few rows and heads, long rows).
 //     clear_kernel     sets the words below to zero
 //     prepare_kernel   first all its blocks make the first `items_ahead` items of the call. Then those on the multiprocessors
-//                      that the carrying needs end, the others make the rest, each the next one that nobody has begun. An item
-//                      that is done is published by its word.
+//                      that the carrying needs end, and on more if few keep up with it; the others make the rest, each the next
+//                      one that nobody has begun. An item that is done is published by its word.
 //     chunk_kernel     starts where blocks have ended; waits for the word of each chunk instead of the grid before.
 // Nobody waits for what does not run: blocks of chunk_kernel start when all of prepare_kernel have started (each comes to
 // launch_dependents behind the words' clearing) and those never wait for chunk_kernel. Which blocks end and which go on decides
