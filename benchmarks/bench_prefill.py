@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """mode="chunk" on a GPU: long sequences, dense and packed, at several numbers of heads; its error against float64.
 
+A call of less than 0.3 ms is captured 4 to 16 times in one graph, on buffers of its own each; a longer one once.
 "best peer ms" is the fastest of FlashInfer 0.7.4, FlashQLA 0.1.3 and flash-linear-attention 0.6.0 as measured once on
-an H200 with torch 2.11, by graph replay: not in this run. flash-linear-attention's error on the same inputs is printed
-where it is installed.
+an H200 with torch 2.11, by graph replay: not in this run (bench_peers.py runs FlashInfer beside this kernel).
+flash-linear-attention's error on the same inputs is printed where it is installed.
 """
 
 import importlib.util
 
 import torch
 from bench_gated_delta_rule import HEAD_DIM, inputs
-from harness import Report, graph_microseconds, load_kernel, out_argument
+from harness import Report, graph_microseconds, load_kernel, out_argument, rotated
 
 # Lengths of the sequences, key and value heads, the best peer's ms.
 SHAPES = (
@@ -40,32 +41,44 @@ FORMS = {
 MORE_FORMS = {((8192,), 16, 48): ("no l2norm", "high", "checkpoint_every=1024"), ((8192,), 2, 8): ("scan off",)}
 
 
+def offsets_of(lengths):
+    return torch.tensor((0, *lengths), device="cuda", dtype=torch.int32).cumsum(0, dtype=torch.int32)
+
+
+def unit_norm(x):
+    return torch.nn.functional.normalize(x.float(), dim=-1).to(x.dtype)
+
+
 def time_of(kernel, lengths, heads, **options):
-    tokens = sum(lengths)
-    q, k, v, g, beta = inputs(1, tokens, torch.bfloat16, heads=heads)
-    if not options.get("use_qk_l2norm", True):
-        q, k = (torch.nn.functional.normalize(x.float(), dim=-1).to(x.dtype) for x in (q, k))
-    offsets = torch.tensor((0, *lengths), device="cuda", dtype=torch.int32).cumsum(0, dtype=torch.int32)
-    state = kernel.new_state(len(lengths), heads[1], HEAD_DIM, HEAD_DIM, device="cuda")
-    out = torch.empty_like(v)
-    if "checkpoint_every" in options:
-        options["checkpoints"] = torch.empty(tokens // options["checkpoint_every"], *state.shape[1:], device="cuda")
+    tokens, every = sum(lengths), options.get("checkpoint_every")
+    options = {"use_qk_l2norm": True, "mode": "chunk", **options}
+    if len(lengths) > 1:
+        options["cu_seqlens"] = offsets_of(lengths)
 
-    def call():
-        options_of_call = {"use_qk_l2norm": True, "mode": "chunk", "out": out, **options}
-        if len(lengths) > 1:
-            options_of_call["cu_seqlens"] = offsets
-        kernel.gated_delta_rule(q, k, v, g, beta, state, **options_of_call)
+    def make_buffers():
+        q, k, v, g, beta = inputs(1, tokens, torch.bfloat16, heads=heads)
+        if not options["use_qk_l2norm"]:
+            q, k = unit_norm(q), unit_norm(k)
+        state = kernel.new_state(len(lengths), heads[1], HEAD_DIM, HEAD_DIM, device="cuda")
+        checkpoints = [torch.empty(tokens // every, *state.shape[1:], device="cuda")] if every else []
+        return q, k, v, g, beta, state, torch.empty_like(v), *checkpoints
 
-    return graph_microseconds([call], replays=10) / 1e3
+    def call(q, k, v, g, beta, state, out, checkpoints=None):
+        kernel.gated_delta_rule(q, k, v, g, beta, state, out=out, checkpoints=checkpoints, **options)
+
+    (calls,) = rotated([call], make_buffers)
+    return graph_microseconds(calls, replays=10) / 1e3
+
+
+def name_of(lengths):
+    return f"{lengths[0]}x{len(lengths)}" if len(set(lengths)) == 1 else "+".join(map(str, lengths))
 
 
 def bench_times(kernel, report):
     for lengths, key_heads, value_heads, peer in SHAPES:
         for form in ("", *MORE_FORMS.get((lengths, key_heads, value_heads), ())):
             time = time_of(kernel, lengths, (key_heads, value_heads), **dict(FORMS[form]))
-            name = f"{lengths[0]}x{len(lengths)}" if len(set(lengths)) == 1 else "+".join(map(str, lengths))
-            report.row(name, f"{key_heads}/{value_heads}", form, time, peer, peer / time)
+            report.row(name_of(lengths), f"{key_heads}/{value_heads}", form, time, peer, peer / time)
 
 
 def in_float64(q, k, v, g, beta):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every benchmark shares: the kernel, the clock, the header and the table.
 
-Method: the calls of a row are captured in one CUDA graph (several calls, each on its own buffers, so that together they
-exceed the L2), the graph is replayed, and the median of the replays is divided by the calls. On a CPU: medians of
-interleaved wall-clock runs.
+Method: the calls of a row are captured in one CUDA graph (several where they are short, each on its own buffers, so
+that together they exceed the L2), the graph is replayed, and the median of the replays is divided by the calls. On a
+CPU: medians of interleaved wall-clock runs.
 """
 
 import json
@@ -13,12 +13,14 @@ import statistics
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 ROTATED_BYTES = 400 << 20   # well past the L2 of any card
+SHORT_CALL = 300            # microseconds; a replay costs 2 beside its calls (H200), which short ones share
 
 
 def load_kernel():
@@ -57,8 +59,39 @@ def copies_past_l2(num_bytes, most=64):
     return max(1, min(most, -(-ROTATED_BYTES // max(1, num_bytes))))
 
 
+def rotated(rivals, make_buffers):
+    """For each function the calls that its graph should hold, all on the same sets of buffers.
+
+    One set where the calls are long; where one of them is short 4 to 16 sets, which together exceed the L2.
+    """
+    sets = [make_buffers()]
+    if min(graph_microseconds([partial(call, *sets[0])], replays=5) for call in rivals) < SHORT_CALL:
+        num_bytes = sum(buffer.nbytes for buffer in sets[0])
+        sets += [make_buffers() for _ in range(max(4, copies_past_l2(num_bytes, most=16)) - 1)]
+    return [[partial(call, *buffers) for buffers in sets] for call in rivals]
+
+
 def graph_microseconds(calls, replays=20):
     """Median microseconds of one call; `calls` is a list of functions, captured in order into one graph."""
+    return rival_microseconds([calls], replays)[0]
+
+
+def rival_microseconds(rivals, replays=20):
+    """graph_microseconds of each list of calls; the graphs are replayed in turn, so that what drifts meets them all."""
+    graphs, times = [capture(calls) for calls in rivals], [[] for _ in rivals]
+    for replay in range(replays + 3):
+        for graph, calls, measured in zip(graphs, rivals, times):
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            if replay >= 3:
+                measured.append(start.elapsed_time(end) * 1e3 / len(calls))
+    return [statistics.median(measured) for measured in times]
+
+
+def capture(calls):
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         for call in calls[:2]:
@@ -68,16 +101,7 @@ def graph_microseconds(calls, replays=20):
     with torch.cuda.graph(graph):
         for call in calls:
             call()
-    times = []
-    for replay in range(replays + 3):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        if replay >= 3:
-            times.append(start.elapsed_time(end) * 1e3 / len(calls))
-    return statistics.median(times)
+    return graph
 
 
 def copy_bandwidth():
