@@ -59,6 +59,23 @@ def test_packed_rows_that_the_device_takes_two_tiles_of(kernel, device, rows, sh
         assert_same(kept[first : first + count], of_row, f"checkpoints of row {n}")
 
 
+def test_more_sequences_than_tokens(kernel, device):
+    """Nearly all of them empty: their states stay, and the launcher plans with rows of no chunks"""
+    rows, tokens, shape = 300, 100, Shape(4, 4, 64, 64)
+    x = rule_inputs(1, tokens, shape, dtype=torch.bfloat16, device=device)
+    fresh = rule_state(rows, shape, device=device)
+    state = fresh.clone()
+    offsets = torch.zeros(rows + 1, dtype=torch.int32)
+    offsets[8:], offsets[251:] = 30, tokens
+    out = run(kernel, x, state, cu_seqlens=offsets.to(device))
+    for n, (begin, end) in {7: (0, 30), 250: (30, tokens)}.items():
+        alone = fresh[n : n + 1].clone()
+        assert_same(out[:, begin:end], run(kernel, x.tokens(begin, end), alone), f"output of row {n}")
+        assert_same(state[n : n + 1], alone, f"state of row {n}")
+        fresh[n] = state[n]
+    assert_same(state, fresh, "states of empty rows")
+
+
 def in_pieces(kernel, x, state, kept, piece):
     """Outputs of a row computed `piece` tokens at a time, the state after every 1024 of them to `kept`"""
     outputs = []

@@ -86,9 +86,9 @@ inline int64_t tenths_of_call(const RuleParams& params, const Machine& machine) 
 inline RuleParams with_relay(RuleParams params, const Machine& machine) {
   const Dims& dims = params.dims;
   const int64_t all = machine.multiprocessors, idle = all - tiles_of_row(dims), items = num_items(params);
-  params.items_ahead = 0;
-  if (idle < 1 || !machine.overlaps_launches || items <= 2 * all) return params;
   const int64_t rows = dims.N * beside(chunks_of_row(params) * kTenthsOfChunk), late_item = tenths_of_late_item(dims);
+  params.items_ahead = 0;
+  if (idle < 1 || rows < 1 || !machine.overlaps_launches || items <= 2 * all) return params;   // no rows: fewer tokens than N
   const int64_t staying = std::min(idle, ceil_div(items * late_item * 9, rows * 8));
   params.items_ahead = std::clamp(items - staying * rows / late_item, all, items);
   params.carrying_multiprocessors = all - staying;
