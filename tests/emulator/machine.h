@@ -41,6 +41,14 @@ struct Product {
   bool is_bf16 = false;   // operands; or fp16
 };
 
+// A bulk copy to global memory that is under way; `read` holds what it has read.
+struct CopyOut {
+  void* gmem;
+  const char* source;
+  uint32_t bytes;
+  std::vector<char> read;
+};
+
 struct Thread {
   ucontext_t context;
   std::unique_ptr<char[]> stack{new char[kStackBytes]};
@@ -53,7 +61,7 @@ struct Thread {
   std::vector<std::vector<Product>> products;              // committed groups, oldest first
   std::vector<std::function<void()>> open_copies;
   std::vector<std::vector<std::function<void()>>> copies;
-  std::vector<std::function<void()>> copies_out;           // bulk copies to global memory
+  std::vector<CopyOut> copies_out;
 };
 
 struct Dim {
@@ -256,6 +264,17 @@ inline void start_threads(Machine& m, int num_threads, std::vector<Thread*>& thr
   }
 }
 
+// What threads that are done still have to write; it has been read, for their shared memory is gone.
+inline void finish_copies_out(const std::vector<Thread*>& threads) {
+  for (Thread* thread : threads) {
+    for (const CopyOut& copy : thread->copies_out) {
+      if (copy.read.empty()) fail("a bulk copy that nobody waited for");
+      std::memcpy(copy.gmem, copy.read.data(), copy.bytes);
+    }
+    thread->copies_out.clear();
+  }
+}
+
 // The blocks of one cluster, side by side, from their start to their end.
 inline void run_cluster(Machine& m, int num_threads) {
   m.shared.resize(m.cluster_blocks);
@@ -283,7 +302,7 @@ inline void run_cluster(Machine& m, int num_threads) {
       ++m.progress;
     }
     const auto done = [](Thread* thread) { return thread->waits == Waits::kDone; };
-    if (std::all_of(threads.begin(), threads.end(), done)) return;
+    if (std::all_of(threads.begin(), threads.end(), done)) return finish_copies_out(threads);
     for (int block = 0; block < m.cluster_blocks; ++block) {
       Thread** const first = threads.data() + block * num_threads;
       if (!all_wait(first, num_threads, Waits::kForBlock, true)) continue;

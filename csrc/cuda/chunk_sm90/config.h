@@ -84,7 +84,7 @@ struct alignas(1024) SharedMemory {
   Stage<kKeyDim> stage[kStages];   // 46 KB each; chunk c in stage c % 3
   uint64_t full[kStages];          // keys, T'', M and V are there: an arrival and its bytes, one from each thread that copies V
   uint64_t empty[kStages];         // read; an arrival from each thread of the tile groups
-  uint64_t half_there[kStages];    // before a later segment's chunks (combine.cuh): half a transition is there; its bytes
+  uint64_t half_there[kStages];    // before a later segment's chunks (steps.cuh): half a transition is there; its bytes
   uint64_t half_read[kStages];     // read; an arrival from each thread of the tile group
   Work work[kMostTiles];           // what is asked for between chunks is here and not in registers
   Span span;

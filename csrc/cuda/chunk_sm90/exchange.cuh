@@ -30,7 +30,8 @@ __device__ __forceinline__ constexpr uint64_t panel_step(int j) {
   return static_cast<uint64_t>(panel_start<Places>(j)) >> 4;
 }
 
-// The zeros of all stages, for wgmma behind the next __syncthreads: 16 bytes a thread and stage. By the first seven warps.
+// The zeros of all stages, for wgmma behind the next barrier of who issues it: 16 bytes a thread and stage. By the first seven
+// warps.
 template <class StageOf, int kCount>
 __device__ __forceinline__ void write_zeros(StageOf (&smem_stages)[kCount]) {
   constexpr int kOfBlock = kBlockBytes / 16;

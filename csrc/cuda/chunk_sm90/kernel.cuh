@@ -12,9 +12,10 @@
 //         that writes zeros outside all others; with pairs its last blocks find nothing to do. Of rows that are cut
 //         (segments.cuh) one kernel has the first segment, another, later_kernel, the others, both by the functions here.
 // Block   a warpgroup for each tile (state.cuh), which keeps S^T [64 v, K] in fp32 accumulators from the first to the last
-//         chunk, and one behind them (transfer.cuh), which brings chunks and V in, o out. In a grid with pairs, and in the pass
-//         of segments.cuh, a block of one tile has a third group, which ends at once.
-// Reads   Keys, Solved, v [T, 64]; S [K, 64] once.   Writes   o [T, 64], S once.
+//         chunk, and one behind them (transfer.cuh), which brings chunks and V in, o out. In a grid with pairs, and in the
+//         first pass of segments.cuh, a block of one tile has a third group, which ends at once.
+// Reads   Keys, Solved, v [T, 64]; S [K, 64] once; of a later segment transitions and starts (steps.cuh).
+// Writes  o [T, 64], S once.
 // Numbers Operands are fp16 (keys and queries after normalisation, rows of S, X, T'' X scaled by powers of two), sums fp32, the
 //         inverse of the 16 x 16 diagonal blocks fp32. What a chunk computes depends on its tokens and on S at its start
 //         only: any batch, and any split at a multiple of 64, gives the same bits.
@@ -25,7 +26,7 @@
 #include "../ptx/arch.cuh"
 #include "../ptx/pdl.cuh"
 #include "../ptx/setmaxnreg.cuh"
-#include "combine.cuh"
+#include "steps.cuh"
 #include "move_state.cuh"
 #include "output.cuh"
 #include "padding.cuh"
@@ -112,7 +113,7 @@ __device__ __forceinline__ int copying_thread(int tiles) {
   return tiles * kGroupThreads + (tiles == kMostTiles ? 0 : tiles * kMovers);
 }
 
-// The warp that brings the chunks of a block of one tile.
+// The warp that brings the chunks of a block of one tile, and the transitions before those of a later segment.
 template <bool kIsLater, int kKeyDim>
 __device__ __forceinline__ void carry_copies(const RuleParams& p, const Work& work, const Span& span,
                                              SharedMemory<kKeyDim>& smem) {
@@ -124,7 +125,7 @@ __device__ __forceinline__ void carry_copies(const RuleParams& p, const Work& wo
     if (lane == 0) bring_transitions(p, work, smem);
     __syncwarp();
   }
-  const bool waits = !is_relayed(p) && !kIsLater;   // that did it before
+  const bool waits = !is_relayed(p) && !kIsLater;   // bring_transitions has waited
   run_copies(p, num_chunks, lane, waits, prepared, smem, [&](int chunk) {
     if constexpr (kIsLater) wait_for_transitions(chunk, steps_of(work.segment), smem);
   });

@@ -28,7 +28,7 @@ __device__ __forceinline__ Place initial_place(const RuleParams& p, int64_t n, i
   return {p.initial_state, is_given ? p.initial_state.offset(slot, head) : 0, is_given};
 }
 
-// What the second segment of a row starts from, of one behind the first: in the workspace.
+// The start of a row's second segment, in the workspace, from which a later one steps to its own (steps.cuh).
 template <int kKeyDim>
 __device__ __forceinline__ Place second_start(const RuleParams& p, const Segment& segment, int64_t head) {
   ptx::griddepcontrol_wait();   // for the kernel that made it

@@ -22,8 +22,8 @@ struct Machine {
 constexpr int64_t kTenthsOfChunk = 10, kTenthsOfPair = 17;   // a chunk of one tile, of two
 constexpr int64_t kTenthsOfEnds = 40;                        // what a block does before and behind its chunks
 
-// The scan: a chunk in both passes; a step of the second pass; what else the passes take, and more where their blocks cannot
-// start beside a preparation of one round.
+// The scan: a chunk in both passes; a step of the second pass; what else the passes take, and more where the preparation has
+// more items than multiprocessors, so that it leaves none for their blocks to start on.
 constexpr int64_t kTenthsOfBoth = 19, kTenthsOfStep = 9, kTenthsOfScan = 120, kTenthsOfLateStart = 120;
 
 // Beside the preparation: a row's chunk is slower by a twentieth; the first chunks are waited for, one more kernel.
@@ -88,7 +88,7 @@ inline RuleParams with_relay(RuleParams params, const Machine& machine) {
   const int64_t all = machine.multiprocessors, idle = all - tiles_of_row(dims), items = num_items(params);
   const int64_t rows = dims.N * beside(chunks_of_row(params) * kTenthsOfChunk), late_item = tenths_of_late_item(dims);
   params.items_ahead = 0;
-  if (idle < 1 || rows < 1 || !machine.overlaps_launches || items <= 2 * all) return params;   // no rows: fewer tokens than N
+  if (idle < 1 || rows < 1 || !machine.overlaps_launches || items <= 2 * all) return params;   // few items are made in a round
   const int64_t staying = std::min(idle, ceil_div(items * late_item * 9, rows * 8));
   params.items_ahead = std::clamp(items - staying * rows / late_item, all, items);
   params.carrying_multiprocessors = all - staying;
@@ -108,7 +108,7 @@ inline int64_t choose_segment_tokens(const RuleParams& params, int64_t whole, co
   const int64_t around = kTenthsOfScan + (num_items(params) > machine.multiprocessors ? kTenthsOfLateStart : 0);
   int64_t best = 0, least = whole * 9 / 10;
   for (int64_t segments = 3; segments <= std::min(most, chunks); ++segments) {
-    // Odd: with the carry before this one, lengths of a power of two took a chunk longer; now 8 and 9 chunks are level.
+    // Odd: lengths of a power of two took a chunk longer with an earlier carry; now 8 and 9 chunks are level.
     const int64_t length = ceil_div(chunks, segments) | 1;
     const int64_t tenths = length * kTenthsOfBoth + around + ceil_div(row_chunks, length) * kTenthsOfStep;
     if (tenths < least) {

@@ -4,7 +4,7 @@
 // Grid    blocks of 128 threads walk over (chunk row, key head), fewer than 2^31, chunk rows slowest: k, q and their products
 //         are made once for all value heads of a key head. Beside the carrying some blocks end sooner (relay.cuh).
 // Block   all warps bring k and q, normalise and multiply them; then each warp makes every fourth value head, by itself. The
-//         gates of its first one are read while k and q are under way.
+//         gates of its first one are asked for before k and q and summed while these come.
 // Reads   q, k [64, K], g, beta [64] of each value head.   Writes   Keys, Solved (prepared.h); Hopper's also the order of the
 //         rows of a ragged call or the words of relay.cuh (segments.h).
 #pragma once
@@ -29,7 +29,7 @@ struct Item {
 template <int kKeyDim>
 struct alignas(1024) PrepareMemory {
   union {
-    Keys<kKeyDim> keys;         // until their products are made
+    Keys<kKeyDim> keys;         // until their products are made and, on Hopper, they have left
     HeadMemory head[kWarps];    // a warp's each
   };
   Tables tables[kWarps];        // a warp's each
@@ -142,7 +142,7 @@ __device__ __forceinline__ void make_products(const RuleParams& p, const Item& m
     __syncthreads();   // k and q are there
     if (count > 0) multiply(smem.keys, first_head_of(smem.shift), thread % 32, smem.products);
   }
-  if (is_relayed(p)) {   // the words of relay.cuh are needed from here on; each time but the first this is nothing
+  if (is_relayed(p)) {   // the words of relay.cuh are needed from here on; each time but the first this waits for nothing
     ptx::griddepcontrol_wait();
     ptx::griddepcontrol_launch_dependents();
   }
@@ -181,19 +181,18 @@ __device__ __forceinline__ void prepare_item(const RuleParams& p, PrepareMemory<
     head += kWarps;
   } while (head < smem.heads);
   const bool publishes = is_relayed(p) && own_thread() == 0;
-  const uint32_t chunk_row = mine.chunk_row, key_head = mine.key_head;   // before another item takes this one's place
   if constexpr (Section::kHasWgmma) {
     if (publishes) ptx::bulk_wait_until_written();
   }
   __syncthreads();   // the next item is found, nobody needs the products any more, and all is written
-  if (publishes) publish<kKeyDim>(p, chunk_row, key_head);
+  if (publishes) publish<kKeyDim>(p, mine.chunk_row, mine.key_head);
 }
 
 // Each section of the build that compiles this has a kernel of its own, named by such a struct.
 struct Hopper {
   static constexpr int kBlocks = 4;           // of a multiprocessor, as many as run side by side
   static constexpr bool kOrdersRows = true;   // for chunk_kernel, which takes long rows first
-  static constexpr bool kHasWgmma = true;
+  static constexpr bool kHasWgmma = true;     // products by wgmma, keys out by a bulk copy
 };
 
 template <class io_t, int kKeyDim, class Section = Hopper>

@@ -4,7 +4,7 @@
 // warp has the rows that wgmma gives it), elsewhere with mma.sync (each warp a quarter of the blocks).
 #pragma once
 
-#include "../ptx/half.cuh"
+#include "../ptx/ldmatrix.cuh"
 #include "../ptx/mma.cuh"
 #include "exchange.cuh"
 #include "load.cuh"
@@ -20,7 +20,7 @@ constexpr int kLowerBlocks = lower_block(kBlocks16, 0);
 __host__ __device__ __forceinline__ constexpr int below_block(int i, int j) { return lower_block(i - 1, j); }
 
 // Products of blocks, of each what the lanes of a warp hold of it: the diagonal ones of K K^T as sums, columns 0..7, 8..15; the
-// others of it and N as right operands of products with their transposes, fp16.
+// others of it, and those of Q K^T, as right operands of products with their transposes, fp16.
 struct Products {
   float4 on_diagonal[kBlocks16][2][32];
   Words<16> kk[below_block(kBlocks16, 0)][32];

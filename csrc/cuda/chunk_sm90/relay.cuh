@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Preparation and carrying side by side, where the carrying leaves multiprocessors idle (few rows and heads, long rows).
 //     clear_kernel     sets the words below to zero
-//     prepare_kernel   first all its blocks make the first `items_ahead` items of the call. Then those on the multiprocessors
-//                      that the carrying needs end, and on more if few keep up with it; the others make the rest, each the next
-//                      one that nobody has begun. An item that is done is published by its word.
+//     prepare_kernel   first its blocks make the first `items_ahead` items of the call, those beyond them none. Then the blocks
+//                      of some multiprocessors end, those that the carrying needs, and more where fewer than the rest keep up
+//                      with it; the others make what is left, each the next item that nobody has begun. An item that is done
+//                      is published by its word.
 //     chunk_kernel     starts where blocks have ended; waits for the word of each chunk instead of the grid before.
 // Nobody waits for what does not run: blocks of chunk_kernel start when all of prepare_kernel have started (each comes to
-// launch_dependents behind the words' clearing) and those never wait for chunk_kernel. Which blocks end and which go on decides
-// how soon all is done and nothing else: with too few that go on, by whatever placement, more stay.
+// launch_dependents, or to its end, behind the words' clearing) and those never wait for chunk_kernel. Which blocks end and
+// which go on decides how soon all is done and nothing else: with too few that go on, by whatever placement, more stay.
 #pragma once
 
 #include "../ptx/global_sync.cuh"
@@ -28,7 +29,7 @@ __global__ void __launch_bounds__(kThreads) clear_kernel(uint32_t* words, int64_
   }
 }
 
-// By one thread of a block that has made its share of the first items: whether it goes on.
+// By one thread of a block that has made its share of the first items, which may be none: whether it goes on.
 __device__ __forceinline__ bool goes_on(const RuleParams& p, Relay& gmem) {
   if (ptx::multiprocessor_id() >= static_cast<uint32_t>(p.carrying_multiprocessors)) return true;
   return ptx::atomic_add_relaxed_gpu(&gmem.ended, 1) + static_cast<uint32_t>(p.staying_blocks) >= gridDim.x;

@@ -6,13 +6,14 @@
 //     S_end = A S_start + B
 // B is the end of the chain of state.cuh from zero, A that of the same chain without V from the identity: its columns take the
 // place of V's. Nobody asks what the last segment does. Second pass (later_kernel): all segments but the first, each tile from
-// its start, to which it comes by what the first pass says of those between (combine.cuh).
+// its start, to which it comes by what the first pass says of those between (steps.cuh).
+// Of segment_kernel; later_kernel is as kernel.cuh says, with blocks of one tile:
 // Grid    x: segment (slowest), value head, one of as many blocks as a head has pairs of chains or tiles of V.
 // Block   of a first segment: as in kernel.cuh. Of another, three warpgroups: 0 and 1 carry a chain each, 64 columns of B or of
 //         A, through the same chunks; one works while the other waits. Group 2 brings chunks and V in.
 // Reads   Keys, T'' and decays of Solved, v; what kernel.cuh reads for first segments.
-// Writes  B to starts[segment row + 1], A^T to transitions[segment row]; of first segments o, checkpoints and the state, of an
-//         uncut row to where it belongs, else to starts[segment row + 1].
+// Writes  B^T to starts[segment row + 1] in the order of accumulators, A^T as two bf16 to transitions[segment row]; of first
+//         segments o, checkpoints and the state, of an uncut row to where it belongs, else to starts[segment row + 1].
 // Needs   as kernel.cuh.
 #pragma once
 
@@ -23,6 +24,7 @@ namespace gdn::cuda::chunk_sm90 {
 
 constexpr int kChains = 2;          // of a block
 constexpr int kChainStages = 4;
+constexpr int kChainsBarrier = 1;   // of groups 0 and 1: the zeros are there
 static_assert(kThreads == (kChains + 1) * kGroupThreads, "a block carries chains, or a first segment");
 constexpr int kChainRegisters = 224, kFeedRegisters = 56;
 static_assert(kChains * kChainRegisters + kFeedRegisters <= 3 * 168, "registers of the block");
@@ -146,7 +148,8 @@ __device__ __forceinline__ void carry_chain(const RuleParams& p, const Segment& 
   run_chain<io_t>(chain.has_values, num_chunks, group, smem, state);
   if (chain.has_values) {
     store_sums(state, start_of<kKeyDim>(p, segment.row + 1, head) + chain.column * kKeyDim);
-  } else {   // V's places of this chain were never used
+  } else {   // by way of V's places in the stages, one for each warp, which a chain of A does not use
+    static_assert(kChainStages == kGroupThreads / 32 && 16 * kKeyDim * sizeof(float) <= sizeof(smem.stage[0].v[0]), "rows");
     float* const rows = reinterpret_cast<float*>(smem.stage[warp].v[group]);
     const int first = static_cast<int>(chain.column) + 16 * warp;
     store_transition(first, lane, state, rows, *transition_of<kKeyDim>(p, segment.row, head));
@@ -238,7 +241,7 @@ __device__ __forceinline__ void carry_chains(const RuleParams& p, const Segment&
   if (group < kChains) {
     ptx::setmaxnreg_inc<kChainRegisters>();
     write_zeros(smem.stage);   // while the first chunks are under way
-    ptx::bar_sync(1, kChains * kGroupThreads);
+    ptx::bar_sync(kChainsBarrier, kChains * kGroupThreads);
     const Chain chain = chain_of(p.dims, block, group);
     if (chain.is_there) carry_chain<io_t>(p, segment, head, chain, group, static_cast<int>(span.length / kChunk), smem);
   } else {

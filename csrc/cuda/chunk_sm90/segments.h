@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Where rows and segments of rows are in a launch, and what is kept of them in the workspace behind the prepared chunks:
 //     starts       [segment rows][Hv][V][K] fp32    S^T at the start of the second segment of each row; at those behind it
-//                                                   B^T of the one before, as store_sums (combine.cuh) leaves it
+//                                                   B^T of the one before, as store_sums (steps.cuh) leaves it
 //     transitions  [segment rows][Hv] Transition    A^T of each segment between: S at its end = A S + what it writes itself
 //     order        [N + 1] int32                    the rows of a ragged call, the longest first
 //     relay        Relay                            what says which chunks are prepared (relay.cuh)

@@ -34,8 +34,8 @@ __device__ __forceinline__ void bring_chunk(const RuleParams& p, bool waits, Chu
   copy_piece(stage.solved.third, solved->third);
 }
 
-// All chunks, by a warp that has nothing else to do; with `waits` the first one when the whole preparation is done. When
-// wait_for_stage(chunk) returns, what was in the stage of one of the first chunks before is read.
+// All chunks, by a warp that has nothing else to do; with `waits` the first one when the whole preparation is done. Before
+// each of the first kStages chunks wait_for_stage(chunk) returns when nobody reads what lay in its stage.
 template <int kKeyDim, class WaitForStage>
 __device__ __forceinline__ void run_copies(const RuleParams& p, int num_chunks, int lane, bool waits, Prepared& prepared,
                                            SharedMemory<kKeyDim>& smem, const WaitForStage& wait_for_stage) {

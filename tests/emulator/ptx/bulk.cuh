@@ -20,23 +20,31 @@ inline void bulk_copy_to_shared(uint32_t smem, const void* gmem, uint32_t bytes,
   });
 }
 
-// A late one reads when it is waited for.
+// A late one reads when that is waited for, and writes when that is.
 inline void bulk_copy_to_global(void* gmem, uint32_t smem, uint32_t bytes) {
   if ((smem | reinterpret_cast<uintptr_t>(gmem) | bytes) % 16 != 0) {
     emulated::fail("a bulk copy that is not aligned to 16 bytes");
   }
   const char* const source = emulated::shared_at(smem, bytes);
-  const auto copy = [=] { std::memcpy(gmem, source, bytes); };
-  if (!emulated::machine().is_late) return copy();
+  if (!emulated::machine().is_late) {
+    std::memcpy(gmem, source, bytes);
+    return;
+  }
   std::memset(gmem, 0xff, bytes);
-  emulated::machine().current->copies_out.push_back(copy);
+  emulated::machine().current->copies_out.push_back({gmem, source, bytes, {}});
+}
+
+inline void bulk_wait_until_read() {
+  for (emulated::CopyOut& copy : emulated::machine().current->copies_out) {
+    if (copy.read.empty()) copy.read.assign(copy.source, copy.source + copy.bytes);
+  }
 }
 
 inline void bulk_wait_until_written() {
+  bulk_wait_until_read();
   auto& copies = emulated::machine().current->copies_out;
-  for (const auto& copy : copies) copy();
+  for (const emulated::CopyOut& copy : copies) std::memcpy(copy.gmem, copy.read.data(), copy.bytes);
   copies.clear();
 }
-inline void bulk_wait_until_read() { bulk_wait_until_written(); }
 
 }  // namespace gdn::cuda::ptx

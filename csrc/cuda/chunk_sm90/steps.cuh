@@ -6,10 +6,11 @@
 // exchanged, and the states of the steps never leave the registers. As in state.cuh everything is transposed: S^T is the left
 // operand, A^T lies in shared memory, B^T comes to registers while the products run.
 // Numbers A and S are each two bf16, high and low, together 16 bits of precision and the range of fp32; of their products three
-//         are made, sums in fp32. A step adds a relative error of about 2e-6, a chunk one of 1e-4.
+//         are made, sums in fp32. By the digits dropped a step adds a relative error of about 2e-6, a chunk one of 1e-4.
+// Who     A thread of the copying warp brings transitions, the tile group multiplies. What store_ and load_sums move is the first
+//         pass's end of a chain.   Reads   transitions, starts.
 #pragma once
 
-#include "../ptx/arch.cuh"
 #include "../ptx/pdl.cuh"
 #include "places.cuh"
 #include "range.cuh"
@@ -17,8 +18,8 @@
 
 namespace gdn::cuda::chunk_sm90 {
 
-// Halves of transitions, high and low in turns, go through the places of the stages' keys before the chunks do. So many steps
-// later the last three lie in stages 0, 1, 2, in this order, in which the first three chunks come.
+// Halves of transitions, high and low in turns, go through the places of the stages' keys before the chunks do: half h of
+// 2 steps to stage (steps + h) % 3, so that the last three lie in stages 0, 1, 2, in the order of the first chunks.
 __device__ __forceinline__ Turn turn_of_half(int half, int steps) {
   return {(steps + half) % kStages, half / kStages % 2};   // half 2 steps would be in stage 0
 }
@@ -55,8 +56,8 @@ __device__ __forceinline__ void load_sums(const float* gmem, float4 (&x)[kKeyDim
 }
 
 // The end of a chain of A, of a warp: sixteen rows of A^T, from row `first` on, to the workspace as an image of shared memory.
-// By way of `smem`, which is the warp's: rolled, since code that runs once is slow, and in whole lines. Eight columns of row r
-// are there in place of those r % 4 further, so that four rows hit different banks.
+// By way of `smem`, [16][kKeyDim] fp32 of the warp's: rolled, since code that runs once is slow, and in whole lines. Columns
+// 8 c .. of row r lie there at place c ^ (r % 4), so that four rows hit different banks.
 template <int kKeyDim>
 __device__ __forceinline__ void store_transition(int first, int lane, const State<kKeyDim>& state, float* smem,
                                                  Transition<kKeyDim>& to) {
@@ -128,7 +129,8 @@ __device__ __forceinline__ void issue_half(const uint32_t (&operand)[kKeyDim / 1
   ptx::wgmma_commit_group();
 }
 
-// A tile group: the segment's start, from that of the second one, which `state` holds, true values.
+// A tile group: the segment's start, from that of the second one, which `state` holds, true values. Of a step S_high A_high and
+// S_low A_high come first, then S_high A_low; a half's place is free when its products are done.
 template <int kKeyDim>
 __device__ __forceinline__ void step_to_start(const RuleParams& p, const Work& work, SharedMemory<kKeyDim>& smem,
                                               State<kKeyDim>& state) {
