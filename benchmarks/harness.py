@@ -46,7 +46,7 @@ def environment():
         query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
         facts["card"] = torch.cuda.get_device_name(0)
         facts["driver"] = subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip()
-        facts["method"] = "CUDA graph replay, median, buffers rotated past the L2"
+        facts["method"] = "CUDA graph replay, median, buffers rotated past the L2 or larger than it"
     else:
         facts["card"] = platform.processor() or platform.machine()
         facts["threads"] = torch.get_num_threads()

@@ -231,9 +231,9 @@ static void time_scan() {
       r.segment_tokens = cut;
       const double all = time_graph([&](void* stream) { return run_cut(r, cut, stream); }, "all");
       const double prepare = time_graph([&](void* stream) { return launch_prepare<bf16_t, 128>(r, stream); }, "prepare");
-      const double pass = time_graph([&](void* stream) { return launch(chunk_sm90::segment_kernel<bf16_t, bf16_t, 128>, num_segment_blocks(r), chunk_sm90::kThreads, chunk_sm90::segment_bytes<128>(), stream, r); }, "segments");
-      const double later = time_graph([&](void* stream) { return launch(chunk_sm90::later_kernel<bf16_t, bf16_t, 128>, num_later_segments(r) * tiles_of_row(r.dims), chunk_sm90::kOneTileThreads, chunk_sm90::kOneTileBytes<128>, stream, r); }, "later");
-      printf("  %d: %.4f (%.4f %.4f %.4f)", segments, all, prepare, pass, later);
+      const double first = time_graph([&](void* stream) { return launch(chunk_sm90::segment_kernel<bf16_t, bf16_t, 128>, num_segment_blocks(r), chunk_sm90::kThreads, chunk_sm90::segment_bytes<128>(), stream, r); }, "segments");
+      const double second = time_graph([&](void* stream) { return launch(chunk_sm90::later_kernel<bf16_t, bf16_t, 128>, num_later_segments(r) * tiles_of_row(r.dims), chunk_sm90::kOneTileThreads, chunk_sm90::kOneTileBytes<128>, stream, r); }, "later");
+      printf("  %d: %.4f (%.4f %.4f %.4f)", segments, all, prepare, first, second);
     }
     printf("\n");
     fflush(stdout);
