@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """mode="chunk" beside FlashInfer's prefill on the same GPU, in the same run, by the same method; both errors.
 
-Both read the same buffers: bf16 q, k, v, fp32 gates, beta and state; FlashInfer always gets cu_seqlens, this kernel where
-there is more than one sequence. This kernel updates the state in place, so FlashInfer starts from what it left. Their
-graphs are replayed in turn, medians of ten. "in the call": both get raw q, k and log gates, and FlashInfer's launches for l2norm and exp(g) count,
-since this kernel does both inside. "before": q and k come normalised, FlashInfer's decays as exp(g). FlashInfer chooses
-its kernels itself (use_cp is left at "auto", it is told the longest sequence). Without FlashInfer this kernel is timed alone.
+Both read the same buffers: bf16 q, k, v, fp32 gates, beta and state; FlashInfer always gets cu_seqlens, this kernel
+where there is more than one sequence. This kernel updates the state in place, so FlashInfer starts from what it left.
+Their graphs are replayed in turn, medians of ten. "in the call": both get raw q, k and log gates, and FlashInfer's
+launches for l2norm and exp(g) count, since this kernel does both inside. "before": q and k come normalised,
+FlashInfer's decays as exp(g). FlashInfer chooses its kernels itself (use_cp is left at "auto", it is told the longest
+sequence). Without FlashInfer this kernel is timed alone.
 """
 
 import traceback

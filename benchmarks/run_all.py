@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs every benchmark that this machine can run but bench_peers.py: `python benchmarks/run_all.py FOLDER` writes one JSON each there."""
+"""Runs every benchmark that this machine can run but bench_peers.py.
+
+`python benchmarks/run_all.py FOLDER` writes one JSON each there.
+"""
 
 import subprocess
 import sys
