@@ -60,7 +60,7 @@ __device__ __forceinline__ void copy_rows_in(const char* gmem, int64_t stride, i
     const char* const odd = ptx::opaque(even) - 4 * pieces.shift;
 #pragma unroll
     for (int i = 0; i < kKeyDim / 32; ++i) {
-      ptx::cp_async_16(smem + pieces.offset(pass, i), (i % 2 == 0 ? even : odd) + 64 * i, 16);
+      ptx::cp_async_16_evict_first(smem + pieces.offset(pass, i), (i % 2 == 0 ? even : odd) + 64 * i, 16);
     }
   }
 }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "../ptx/cp_async.cuh"
+#include "../ptx/ld_st.cuh"
 #include "../tile/pack.cuh"
 #include "exchange.cuh"
 
@@ -37,7 +38,7 @@ struct Tokens {
     const uint32_t to = ptx::shared_address(smem_tile) + smem_offset();
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) {
-      ptx::cp_async_16(to + i * kStep, from, i * kAtOnce < remaining ? 16 : 0);
+      ptx::cp_async_16_evict_first(to + i * kStep, from, i * kAtOnce < remaining ? 16 : 0);
       from += kAtOnce * stride;
     }
   }
@@ -53,7 +54,7 @@ struct Tokens {
       for (int j = 0; j < 4; ++j) x[j] = *reinterpret_cast<const Words<16>*>(from + (i + j) * kStep);
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        if ((i + j) * kAtOnce < remaining) *reinterpret_cast<Words<16>*>(to) = x[j];
+        if ((i + j) * kAtOnce < remaining) ptx::st_global_evict_first_v4(to, x[j].word);
         to += kAtOnce * stride;
       }
     }

@@ -4,11 +4,20 @@
 
 #include <cstdint>
 
+#include "evict_first.cuh"
+
 namespace gdn::cuda::ptx {
 
 // PTX ISA, "cp.async", .cg with 16 bytes: bypasses L1. Reads the first `bytes` (0 or 16) of gmem, zeros for the rest.
 __device__ __forceinline__ void cp_async_16(uint32_t smem, const void* gmem, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(smem), "l"(gmem), "r"(bytes) : "memory");
+}
+
+// The same, of what nobody reads again soon.
+__device__ __forceinline__ void cp_async_16_evict_first(uint32_t smem, const void* gmem, int bytes) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(smem), "l"(gmem), "r"(bytes),
+               "l"(kEvictFirst)
+               : "memory");
 }
 
 // The same, .ca: 4, 8 or 16 bytes, through the L1.

@@ -21,6 +21,7 @@ void cp_async(uint32_t smem, const void* gmem, int bytes) {
   emulated::machine().current->open_copies.push_back(copy);
 }
 inline void cp_async_16(uint32_t smem, const void* gmem, int bytes) { cp_async<16>(smem, gmem, bytes); }
+inline void cp_async_16_evict_first(uint32_t smem, const void* gmem, int bytes) { cp_async<16>(smem, gmem, bytes); }
 template <int kBytes>
 void cp_async_ca(uint32_t smem, const void* gmem) {
   cp_async<kBytes>(smem, gmem, kBytes);
