@@ -29,7 +29,8 @@ class Checker {
   // Raises "op: message" unless ok: for what no single tensor shows.
   void require(bool ok, std::string_view message) const;
 
-  // A float tensor of these sizes, read. `dims` names them for the message: "[B, T, Hk, K]". Missing optional: not given. Of five dims the view has the last four.
+  // A float tensor of these sizes, read. `dims` names them for the message: "[B, T, Hk, K]". Missing optional: not given. Of
+  // five dims the view has the last four.
   View view(const char* name, const Tensor& tensor, std::initializer_list<int64_t> sizes, const char* dims) const;
   View view(const char* name, const OptionalTensor& tensor, std::initializer_list<int64_t> sizes, const char* dims) const;
   // The same, written: no two of its elements may share memory.

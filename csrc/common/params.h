@@ -36,8 +36,8 @@ struct RuleParams {
   RowRange rows;
   int64_t segment_tokens;        // of that kernel, set by its launcher: tokens from cut to cut of a row; 0: none
   // Of that kernel, set by its launcher where it prepares and carries side by side (relay.cuh): chunks of key heads that are
-  // prepared before, 0: all; multiprocessors that then prepare no more; blocks that go on preparing at least.
-  int64_t items_ahead, carrying_multiprocessors, staying_blocks;
+  // prepared before, 0: all; multiprocessors that then prepare no more, for the carrying; blocks that go on at least.
+  int64_t items_ahead, released_multiprocessors, staying_blocks;
   View checkpoints;              // [total_checkpoints, Hv, K, V], written; not given: none
   int64_t total_checkpoints;
   int64_t checkpoint_every;      // tokens between two of a sequence, a multiple of 64
@@ -143,7 +143,7 @@ struct ConvParams {
   int64_t pool;
   IndexView slots;               // [N]
   IndexView cu_seqlens;          // [N + 1]; not given: dense
-  IndexView seq_idx;             // int32 [B, T] with row stride seq_idx_row; tokens of another document count as absent, < 0 is padding
+  IndexView seq_idx;             // int32 [B, T] with row stride seq_idx_row; another document's tokens are absent, < 0: padding
   int64_t seq_idx_row;
   FlagView has_initial_state;    // [N]
   bool use_silu;

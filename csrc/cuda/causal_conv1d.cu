@@ -386,7 +386,9 @@ conv_update_token(const __grid_constant__ ConvParams p, const __grid_constant__ 
       for (int i = 0; i < kUnits; ++i) unpack<io_t, kUnit>(past[r][i], window + i * kUnit);
       unpack<io_t, kChannels>(pack[r], x);
 #pragma unroll
-      for (int e = 0; e < kChannels; ++e) acc[e] = push_token<kWindow>(weight + e * kWidth, bias[e], x[e], window + e * kWindow);
+      for (int e = 0; e < kChannels; ++e) {
+        acc[e] = push_token<kWindow>(weight + e * kWidth, bias[e], x[e], window + e * kWindow);
+      }
       finish_outputs<kChannels>(acc, p.use_silu, gmem_window[r] != nullptr);
       store_pack<io_t, kChannels>(gmem_out + r * p.out.stride[0], acc);
       if (!p.write_state || gmem_window[r] == nullptr) continue;
@@ -435,7 +437,9 @@ conv_update_tokens(const __grid_constant__ ConvParams p, const __grid_constant__
       float x[kChannels], acc[kChannels];
       unpack<io_t, kChannels>(pack[t], x);
 #pragma unroll
-      for (int e = 0; e < kChannels; ++e) acc[e] = push_token<kWindow>(weight + e * kWidth, bias[e], x[e], window + e * kWindow);
+      for (int e = 0; e < kChannels; ++e) {
+        acc[e] = push_token<kWindow>(weight + e * kWidth, bias[e], x[e], window + e * kWindow);
+      }
       finish_outputs<kChannels>(acc, p.use_silu, slot >= 0);
       store_pack<io_t, kChannels>(gmem_out + t * p.out.stride[2], acc);
     }
@@ -469,8 +473,8 @@ Path pick(const ConvParams& p) {
 bool can_vectorise_update(const ConvParams& p) {
   const int64_t size = dtype_size(p.x.dtype), channels = p.window == kWidth ? 4 / size : 4;
   const int64_t unit = p.window == kWidth ? 16 / size : 4;   // elements of an access of the window
-  return p.width == kWidth && p.x.dtype == p.out.dtype && p.x.dtype == p.conv_state.dtype && p.C % channels == 0 && p.C < (1 << 28) &&
-         is_vector_axis(p.x, p, 1, channels * size) && is_vector_axis(p.out, p, 1, channels * size) &&
+  return p.width == kWidth && p.x.dtype == p.out.dtype && p.x.dtype == p.conv_state.dtype && p.C % channels == 0 &&
+         p.C < (1 << 28) && is_vector_axis(p.x, p, 1, channels * size) && is_vector_axis(p.out, p, 1, channels * size) &&
          p.conv_state.stride[2] == 1 && p.conv_state.stride[1] == p.window && p.conv_state.stride[0] % unit == 0 &&
          reinterpret_cast<uintptr_t>(p.conv_state.data) % (unit * size) == 0;
 }

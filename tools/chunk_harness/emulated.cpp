@@ -115,7 +115,7 @@ void run_cut(RuleParams params, int segment_tokens) {
   params.segment_tokens = std::max(segment_tokens, 0);
   if (segment_tokens < 0) {
     params.items_ahead = (num_items(params) + 2) / 3;
-    params.carrying_multiprocessors = 2;
+    params.released_multiprocessors = 2;
     params.staying_blocks = 1;
   }
   std::vector<char> bytes(workspace_bytes<128>(params) + 1024, '\xff');

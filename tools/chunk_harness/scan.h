@@ -19,7 +19,7 @@ static size_t cut_bytes(RuleParams r, int64_t segment_tokens) {
 static const char* run_beside(RuleParams r, int64_t ahead, int64_t carrying, void* stream) {
   r.segment_tokens = 0;
   r.items_ahead = ahead;
-  r.carrying_multiprocessors = carrying;
+  r.released_multiprocessors = carrying;
   r.staying_blocks = std::max<int64_t>(1, (num_multiprocessors() - carrying) * chunk_sm90::Hopper::kBlocks);
   return r.q.dtype == DType::kBFloat16 ? launch_dtype<bf16_t>(r, stream) : launch_dtype<fp16_t>(r, stream);
 }

@@ -91,7 +91,7 @@ inline RuleParams with_relay(RuleParams params, const Machine& machine) {
   if (idle < 1 || rows < 1 || !machine.overlaps_launches || items <= 2 * all) return params;   // few items are made in a round
   const int64_t staying = std::min(idle, ceil_div(items * late_item * 9, rows * 8));
   params.items_ahead = std::clamp(items - staying * rows / late_item, all, items);
-  params.carrying_multiprocessors = all - staying;
+  params.released_multiprocessors = all - staying;
   params.staying_blocks = staying * Hopper::kBlocks;
   return params;
 }
@@ -122,7 +122,7 @@ inline int64_t choose_segment_tokens(const RuleParams& params, int64_t whole, co
 // The call with what a launcher adds to it.
 inline RuleParams with_plan(const RuleParams& call, const Machine& machine) {
   RuleParams plain = call;
-  plain.segment_tokens = plain.items_ahead = plain.carrying_multiprocessors = plain.staying_blocks = 0;
+  plain.segment_tokens = plain.items_ahead = plain.released_multiprocessors = plain.staying_blocks = 0;
   if (call.dims.N < 1 || call.dims.T < 1) return plain;
   const RuleParams relayed = with_relay(plain, machine);
   const bool pays = is_relayed(relayed) && tenths_of_call(relayed, machine) < tenths_of_call(plain, machine);

@@ -36,6 +36,12 @@ __device__ __forceinline__ Words<16> right_operand(const float (&x)[8], bool is_
            round_pair_fp16(first_in ? x[6] : 0.0f, second_in ? x[7] : 0.0f)}};
 }
 
+// Sums of diagonal block `i` of K K^T to where they are used.
+__device__ __forceinline__ void put_diagonal(const float (&x)[8], int i, int lane, Products& smem) {
+  smem.on_diagonal[i][0][lane] = make_float4(x[0], x[1], x[2], x[3]);
+  smem.on_diagonal[i][1][lane] = make_float4(x[4], x[5], x[6], x[7]);
+}
+
 // A quarter of the products, five blocks: K K^T or Q K^T, those of row blocks 3 and 0 or of 2 and 1.
 template <int kKeyDim>
 __device__ __forceinline__ void multiply(const Keys<kKeyDim>& keys, int quarter, int lane, Products& smem) {
@@ -77,11 +83,7 @@ __device__ __forceinline__ void multiply(const Keys<kKeyDim>& keys, int quarter,
     const int row = n == 3 ? high : n == 4 ? last : low, column = n < 3 ? n : n == 3 ? 0 : last;
     const bool is_diagonal = n == 4 || row == column;   // of the others block (1, 0) only is not n < 3
     if (quarter < 2 && is_diagonal) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const float* const x = sums[n] + 4 * half;
-        smem.on_diagonal[row][half][lane] = make_float4(x[0], x[1], x[2], x[3]);
-      }
+      put_diagonal(sums[n], row, lane, smem);
     } else {
       to[quarter < 2 ? below_block(row, column) : lower_block(row, column)][lane] = right_operand(sums[n], is_diagonal, lane);
     }
@@ -98,11 +100,7 @@ __device__ __forceinline__ void put_products(const float (&kk)[32], const float 
     if (j < row) {
       smem.kk[below_block(row, j)][lane] = right_operand(block(kk, j), false, lane);
     } else if (j == row) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const float* const x = kk + 8 * j + 4 * half;
-        smem.on_diagonal[row][half][lane] = make_float4(x[0], x[1], x[2], x[3]);
-      }
+      put_diagonal(block(kk, j), row, lane, smem);
     }
     if (j <= row) smem.qk[lower_block(row, j)][lane] = right_operand(block(qk, j), j == row, lane);
   }

@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kThreads) clear_kernel(uint32_t* words, int64_
 
 // By one thread of a block that has made its share of the first items, which may be none: whether it goes on.
 __device__ __forceinline__ bool goes_on(const RuleParams& p, Relay& gmem) {
-  if (ptx::multiprocessor_id() >= static_cast<uint32_t>(p.carrying_multiprocessors)) return true;
+  if (ptx::multiprocessor_id() >= static_cast<uint32_t>(p.released_multiprocessors)) return true;
   return ptx::atomic_add_relaxed_gpu(&gmem.ended, 1) + static_cast<uint32_t>(p.staying_blocks) >= gridDim.x;
 }
 

@@ -7,8 +7,8 @@
 // operand, A^T lies in shared memory, B^T comes to registers while the products run.
 // Numbers A and S are each two bf16, high and low, together 16 bits of precision and the range of fp32; of their products three
 //         are made, sums in fp32. By the digits dropped a step adds a relative error of about 2e-6, a chunk one of 1e-4.
-// Who     A thread of the copying warp brings transitions, the tile group multiplies. What store_ and load_sums move is the first
-//         pass's end of a chain.   Reads   transitions, starts.
+// Who     A thread of the copying warp brings transitions, the tile group multiplies. What store_ and load_sums move is the
+//         first pass's end of a chain.   Reads   transitions, starts.
 #pragma once
 
 #include "../ptx/pdl.cuh"
@@ -79,7 +79,7 @@ __device__ __forceinline__ void store_transition(int first, int lane, const Stat
     split_pair(left.z * factor, left.w * factor, high.y, low.y);
     split_pair(right.x * factor, right.y * factor, high.z, low.z);
     split_pair(right.z * factor, right.w * factor, high.w, low.w);
-    const int at = (panel * kKeyDim + first + row) * 64 + (chunk ^ row % 8) * 8;
+    const uint32_t at = swizzled_offset<kKeyDim>(first + row, 8 * panel + chunk) / sizeof(uint16_t);
     *reinterpret_cast<uint4*>(&to.high[at]) = high;
     *reinterpret_cast<uint4*>(&to.low[at]) = low;
   }
@@ -153,6 +153,7 @@ __device__ __forceinline__ void step_to_start(const RuleParams& p, const Work& w
     b += p.dims.Hv * p.dims.V * kKeyDim;
     issue_half<true>(low, &smem.stage[of_high.slot].keys, state);
     wait_phase(smem.half_there[of_low.slot], of_low.parity);
+    ptx::wgmma_fence();
     issue_half<true>(state.operand, &smem.stage[of_low.slot].keys, state);
     ptx::wgmma_wait_group<1>();
     hold(low);

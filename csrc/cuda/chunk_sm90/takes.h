@@ -20,12 +20,15 @@ inline int64_t rows_to_launch(const RuleParams& p) {
   return p.rows.min_length < 1 ? num_rows(p) : std::min(num_rows(p), p.dims.B * p.dims.T / p.rows.min_length);
 }
 
+// The kernels count tokens in 32 bits, those of the chunks that they look ahead to as well.
+constexpr int64_t kTokensAhead = 4 * kChunk;
+
 inline bool takes_call(const RuleParams& params) {
   const Dims& dims = params.dims;
   const DType io = params.q.dtype, out = params.out.dtype;
   if (io == DType::kFloat32 || params.k.dtype != io || params.v.dtype != io) return false;
   if (out != io && out != DType::kFloat32) return false;
-  if ((dims.K != 64 && dims.K != 128) || dims.T >= (int64_t{1} << 31) - kChunk) return false;
+  if ((dims.K != 64 && dims.K != 128) || dims.T >= (int64_t{1} << 31) - kTokensAhead) return false;
   if (num_chunk_rows(params) * dims.Hk >= int64_t{1} << 31) return false;
   const bool out_rows = out == DType::kFloat32 ? params.out.stride[3] == 1 : has_aligned_rows(params.out, dims, dims.Hv);
   return out_rows && has_aligned_rows(params.q, dims, dims.Hk) && has_aligned_rows(params.k, dims, dims.Hk) &&

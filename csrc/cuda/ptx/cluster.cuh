@@ -27,9 +27,11 @@ __device__ __forceinline__ uint32_t map_shared(uint32_t smem, uint32_t rank) {
   return address;
 }
 
-// PTX ISA, "barrier.cluster", in two halves, all threads of all blocks; the first without release: for who has made barriers and
-// nothing else.
-__device__ __forceinline__ void cluster_arrive_relaxed() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
+// PTX ISA, "barrier.cluster", in two halves, all threads of all blocks; the first without release: for who has made barriers
+// and nothing else.
+__device__ __forceinline__ void cluster_arrive_relaxed() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
 // PTX ISA, "st.async": words to the shared memory of a block of the cluster; counts their bytes at the barrier beside them.

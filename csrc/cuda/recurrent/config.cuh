@@ -95,8 +95,8 @@ __device__ __forceinline__ Work work_of_block(const RuleParams& p, const Tiling&
 // the write.
 template <int kSteps>
 struct TokenLayout {
-  static constexpr int kKeys = 0, kQueries = kResidues * kSteps, kV = 2 * kQueries, kOut = kV + kMaxValues, kScalars = kOut + kMaxValues,
-                       kAlpha = kScalars + 3 * 8, kFloats = kAlpha + 4;
+  static constexpr int kKeys = 0, kQueries = kResidues * kSteps, kV = 2 * kQueries, kOut = kV + kMaxValues;
+  static constexpr int kScalars = kOut + kMaxValues, kAlpha = kScalars + 3 * 8, kFloats = kAlpha + 4;
 };
 
 static_assert(sizeof(StepScalars) == 8 * sizeof(float), "a head's scalars are one record of 8 floats");

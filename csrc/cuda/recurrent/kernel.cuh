@@ -12,8 +12,8 @@
 //         global.
 // Reads   q k [T, Hk, K], v [T, Hv, V], g beta [T, Hv]; S [K, V] once.   Writes   o [T, Hv, V], S once; checkpoints of S where
 //         the cut keeps them.
-// Chunks  Three lie in shared memory: while chunk c is computed and the last o of chunk c - 1 still under way, the staging warps
-//         write out chunk c - 2 and put chunk c + 1 in its place. One meeting of all warps a chunk; a computing warp
+// Chunks  Three lie in shared memory: while chunk c is computed and the last o of chunk c - 1 still under way, the staging
+//         warps write out chunk c - 2 and put chunk c + 1 in its place. One meeting of all warps a chunk; a computing warp
 //         comes to it in the middle of its stream of instructions.
 // Needs   K <= 32 kSteps (rows past K are zeros), any V, any strides; any arch.
 // Files   config (shapes), state (memory <-> registers), stage and compute (the two roles); here they are wired.

@@ -74,7 +74,8 @@ inline Rows rows_of(const View& view, int dim, int64_t columns) {
 }
 inline bool fits_rows(const View& view, int dim, int64_t channels) {
   const int size = dtype_size(view.dtype);
-  return view.stride[dim + 1] == 1 && is_small(channels * view.stride[dim] * size) && (dim == 0 || is_small(view.stride[0] * size));
+  return view.stride[dim + 1] == 1 && is_small(channels * view.stride[dim] * size) &&
+         (dim == 0 || is_small(view.stride[0] * size));
 }
 
 inline Vector vector_of(const View& view) {

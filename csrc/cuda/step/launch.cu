@@ -70,10 +70,12 @@ const char* gated_delta_step(const StepParams& params, void* stream) {
   const char* error = nullptr;
   dispatch_dtype(params.state.dtype, [&](auto state) {
     using state_t = decltype(state);
-    if (is_wide) {
-      error = v_first ? launch_tile<state_t, true, 4>(params, tile, stream) : launch_tile<state_t, false, 4>(params, tile, stream);
+    if (v_first) {
+      error = is_wide ? launch_tile<state_t, true, 4>(params, tile, stream)
+                      : launch_tile<state_t, true, 2>(params, tile, stream);
     } else {
-      error = v_first ? launch_tile<state_t, true, 2>(params, tile, stream) : launch_tile<state_t, false, 2>(params, tile, stream);
+      error = is_wide ? launch_tile<state_t, false, 4>(params, tile, stream)
+                      : launch_tile<state_t, false, 2>(params, tile, stream);
     }
   });
   return error;

@@ -24,7 +24,7 @@ struct Share {
   static constexpr int kColumnLanes = kVFirst || kTile / kColumns > 32 ? 32 / (kVFirst ? kGroups : 1) : kTile / kColumns;
   static constexpr int kGroupLanes = 32 / kColumnLanes;
   static constexpr int kWarpsOfColumn = kGroups / kGroupLanes;                    // warps whose sums have to meet
-  static constexpr int kOfStep = kSize / kVector, kLoads = kSteps * kOfStep;      // 16-byte accesses of a thread: of 32 rows, all
+  static constexpr int kOfStep = kSize / kVector, kLoads = kSteps * kOfStep;      // 16-byte accesses of a thread: 32 rows, all
   static constexpr int kColumnStep = kVFirst ? kColumnLanes : 1;                  // from a column of the share to the next
   static constexpr int kNeighbour = kVFirst ? 1 : kColumnLanes;                   // lanes from a group to the next
 

@@ -19,7 +19,9 @@ inline uint32_t max_abs_fp16x2(uint32_t largest, uint32_t x) {
 }
 
 inline uint32_t round_pair_fp16_finite(float low, float high) {
-  const auto bits = [](float x) -> uint32_t { return from_float<fp16_t>(x > 65504.0f ? 65504.0f : x < -65504.0f ? -65504.0f : x).bits; };
+  const auto bits = [](float x) -> uint32_t {
+    return from_float<fp16_t>(x > 65504.0f ? 65504.0f : x < -65504.0f ? -65504.0f : x).bits;
+  };
   return bits(low) | bits(high) << 16;
 }
 
