@@ -109,9 +109,10 @@ def load_flashqla():
 
 def load_fla():
     os.environ["FLA_FLASH_QLA"] = "0"   # else it calls FlashQLA where that is installed
+    import fla
     from fla.ops.gated_delta_rule import chunk_gated_delta_rule
 
-    return Peer("FLA", f"flash-linear-attention {version('flash-linear-attention')}, Triton {version('triton')}",
+    return Peer("FLA", f"flash-linear-attention {fla.__version__}, Triton {version('triton')}",
                 partial(fla_call_of, chunk_gated_delta_rule))
 
 
@@ -119,11 +120,14 @@ PEERS = {"flashinfer": load_flashinfer, "flashqla": load_flashqla, "fla": load_f
 
 
 def peer_or_none(name):
-    """The peer, after a call of it; None, and the reason printed, where that does not work."""
+    """The peer, after a call of it; None, and the reason printed, where that does not work.
+
+    Of a middling length: flash-linear-attention tunes most of its kernels once, in the first call of so many heads.
+    """
     try:
         peer = PEERS[name]()
         for form in FORMS:
-            peer.call_of((512,), form)(*make_buffers((512,), (16, 48), form))
+            peer.call_of((8192,), form)(*make_buffers((8192,), (16, 48), form))
         torch.cuda.synchronize()
         return peer
     except Exception:  # another's package: whatever it raises, this kernel's rows are still wanted
