@@ -4,7 +4,7 @@
 A call of less than 0.3 ms is captured 4 to 16 times in one graph, on buffers of its own each; a longer one once.
 "best peer ms" is the fastest of FlashInfer 0.7.4, FlashQLA 0.1.3 and flash-linear-attention 0.6.0 as measured once on
 an H200 with torch 2.11, by graph replay, of how many calls is not known (one a graph adds 2 us): not in this run
-(bench_peers.py runs FlashInfer beside this kernel).
+(bench_peers.py runs each of them beside this kernel).
 flash-linear-attention's error on the same inputs is printed where it is installed.
 """
 

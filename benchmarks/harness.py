@@ -137,10 +137,14 @@ class Report:
             path.write_text(json.dumps({"header": self.header, "rows": self.rows}, indent=1) + "\n")
 
 
-def out_argument():
-    """`--out FOLDER`, the only option that all benchmarks have."""
+def argument_parser():
+    """With `--out FOLDER`, the only option that all benchmarks have."""
     import argparse
 
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", default=None, help="folder for the JSON result")
-    return parser.parse_args().out
+    return parser
+
+
+def out_argument():
+    return argument_parser().parse_args().out
