@@ -11,8 +11,8 @@ it left. FlashInfer writes where it is told, the others allocate what they retur
 call. Their graphs are replayed in turn, medians of ten. "in the call": both get raw q, k and log gates, and the peer's
 launches for l2norm and exp(g) count, since this kernel does both inside. "before": q and k come normalised,
 FlashInfer's decays as exp(g). Each peer chooses its kernels itself (FlashInfer's use_cp and FlashQLA's auto_cp are left
-as they are, FlashInfer is told the longest sequence). A row that the peer cannot run in a graph says why and has this
-kernel's time alone; so do all without the peer.
+as they are, FlashInfer is told the longest sequence). A row that the peer cannot run in a graph has this kernel's time
+alone, the output says why; so do all without the peer.
 """
 
 import os
@@ -161,7 +161,8 @@ def milliseconds(calls, buffers):
         if len(calls) == 1:
             raise
         print(f"# the peer does not run in a graph: {type(error).__name__}: {error}", flush=True)
-        return milliseconds(calls[:1], buffers)
+    torch.cuda.set_stream(torch.cuda.default_stream())   # a capture that fails leaves its own
+    return milliseconds(calls[:1], buffers)
 
 
 def bench_times(kernel, peer, report):

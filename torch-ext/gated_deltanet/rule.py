@@ -109,14 +109,15 @@ def gated_delta_rule(
             of v or of the state overflows. "high", it is split into two float16 numbers instead, of any magnitude of k
             too: about float32's digits, at less than a quarter of the speed of compute capability 9.0's kernel.
         scan: of "chunk" at precision "fp16" on compute capability 9.0: whether a long sequence may be split over the
-            device. "off": never. "auto": it is where sequences x value heads x V / 64 are at most half of the
-            device's multiprocessors and a model of the kernels' costs says that it pays: on an H200, K = V = 128, one
-            sequence of 8 value heads from about 1,500 tokens on, of 16 from 3,000, of 24 from 8,000 (with cu_seqlens,
-            whose sequences count as equally long: 1,500, 6,000, never). What a segment does to the state that comes to
-            it is made as a [K, K] matrix, and the states at the start of all segments from those matrices, by products
-            of 16-bit precision (two bfloat16 each) with float32 sums; nothing is left out. Repeated calls are promised
-            the same bits, and no more: the number of segments depends on the device and the batch. Allocates
-            (K + V) K 4 bytes a value head and segment beside the above (at most 13 MB on an H200 where K = V = 128).
+            device. "off": never. "auto": it is where sequences x value heads x V / 64 are few, at most half of the
+            device's multiprocessors, and a model of the kernels' costs says that it pays: on an H200, K = V = 128, one
+            sequence of 2 key and 8 value heads from about 1,500 tokens on, of 4 and 16 from 3,000, of 8 and 24 from
+            8,000 (with cu_seqlens, whose sequences count as equally long: 1,500, 6,000, never). What a segment does to
+            the state that comes to it is made as a [K, K] matrix, and the states at the start of all segments from
+            those matrices, by products of 16-bit precision (two bfloat16 each) with float32 sums; nothing is left out.
+            Repeated calls are promised the same bits, and no more: the number of segments depends on the device and the
+            batch. Allocates (K + V) K 4 bytes a value head and segment beside the above (at most 13 MB on an H200 where
+            K = V = 128).
         gate_domain: "log", or "linear" where g holds the decay exp(g) itself, in [0, 1].
         checkpoint_every: int, a multiple of 64: keep the state after every so many tokens of each sequence, counted
             from the start of this call, the last token included. None: keep none.

@@ -98,7 +98,7 @@ __device__ __forceinline__ void bring_transitions(const RuleParams& p, const Wor
     wait_phase(smem.half_read[turn.slot], turn.parity ^ 1);
     const uint32_t there = ptx::shared_address(&smem.half_there[turn.slot]);
     ptx::mbarrier_arrive_expect_tx(there, sizeof(gmem_half));
-    ptx::bulk_copy_to_shared(ptx::shared_address(&smem.stage[turn.slot].keys), gmem_half, sizeof(gmem_half), there);
+    ptx::bulk_copy_to_shared_evict_first(ptx::shared_address(&smem.stage[turn.slot].keys), gmem_half, sizeof(gmem_half), there);
     if (half % 2 == 1) transition += p.dims.Hv;
   }
 }
@@ -153,7 +153,7 @@ __device__ __forceinline__ void step_to_start(const RuleParams& p, const Work& w
     b += p.dims.Hv * p.dims.V * kKeyDim;
     issue_half<true>(low, &smem.stage[of_high.slot].keys, state);
     wait_phase(smem.half_there[of_low.slot], of_low.parity);
-    ptx::wgmma_fence();
+    ptx::wgmma_fence();   // as ptxas would have it behind a wait
     issue_half<true>(state.operand, &smem.stage[of_low.slot].keys, state);
     ptx::wgmma_wait_group<1>();
     hold(low);

@@ -20,7 +20,7 @@ inline int64_t rows_to_launch(const RuleParams& p) {
   return p.rows.min_length < 1 ? num_rows(p) : std::min(num_rows(p), p.dims.B * p.dims.T / p.rows.min_length);
 }
 
-// The kernels count tokens in 32 bits, those of the chunks that they look ahead to as well.
+// The kernels count tokens in 32 bits, those of the chunks that they look ahead to (transfer.cuh) as well.
 constexpr int64_t kTokensAhead = 4 * kChunk;
 
 inline bool takes_call(const RuleParams& params) {

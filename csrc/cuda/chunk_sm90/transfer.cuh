@@ -26,7 +26,7 @@ __device__ __forceinline__ void bring_chunk(const RuleParams& p, bool waits, Chu
   ptx::mbarrier_arrive_expect_tx(full, sizeof(Keys<kKeyDim>) + sizeof(Solved));
   if (waits) ptx::griddepcontrol_wait();
   const auto copy_piece = [&](auto& smem_piece, const auto& gmem_piece) {
-    ptx::bulk_copy_to_shared(ptx::shared_address(&smem_piece), &gmem_piece, sizeof(smem_piece), full);
+    ptx::bulk_copy_to_shared_evict_first(ptx::shared_address(&smem_piece), &gmem_piece, sizeof(smem_piece), full);
   };
   copy_piece(stage.keys, *keys);
   copy_piece(stage.solved.first, solved->first);

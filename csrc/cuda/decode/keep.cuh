@@ -125,8 +125,8 @@ struct KeepStates {
     row.out_slot = -1;
     if (num_accepted.given()) {
       const int64_t accepted = num_accepted.at(n);
-      const bool is_any = accepted >= 1 && accepted <= length;
-      row.slot = is_any ? static_cast<int>(slot_or_padding(table.at(n, accepted - 1), call.pool_in)) : -1;
+      const bool is_accepted = accepted >= 1 && accepted <= length;
+      row.slot = is_accepted ? static_cast<int>(slot_or_padding(table.at(n, accepted - 1), call.pool_in)) : -1;
     } else {
       row.slot = static_cast<int>(slot_of_row(call.slots, n, call.pool_in));
     }

@@ -9,9 +9,9 @@
 
 namespace gdn::cuda::ptx {
 
-// PTX ISA, "cp.async.bulk": from global to this block's shared memory, of what nobody reads again soon. By one thread.
-// Addresses and bytes are multiples of 16.
-__device__ __forceinline__ void bulk_copy_to_shared(uint32_t smem, const void* gmem, uint32_t bytes, uint32_t barrier) {
+// PTX ISA, "cp.async.bulk": from global to this block's shared memory. By one thread. Addresses and bytes are multiples of 16.
+__device__ __forceinline__ void bulk_copy_to_shared_evict_first(uint32_t smem, const void* gmem, uint32_t bytes,
+                                                                uint32_t barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
                :
                : "r"(smem), "l"(gmem), "r"(bytes), "r"(barrier), "l"(kEvictFirst)

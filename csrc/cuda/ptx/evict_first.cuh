@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The L2's lines for data that nobody reads again soon: they make room before others do.
+// The L2's lines that make room before others do: of what is read once, or by several at nearly the same time.
 #pragma once
 
 #include <cstdint>
 
 namespace gdn::cuda::ptx {
 
-// What accesses with .L2::cache_hint take: the value of "createpolicy.fractional.L2::evict_first.b64" of all accesses, as ptxas
-// folds it and CUTLASS has it (TMA::CacheHintSm90::EVICT_FIRST). From createpolicy it would be in registers of the thread, from
-// where each access fetches it by two instructions.
+// What accesses with .L2::cache_hint take: the value that ptxas 13.0 makes of "createpolicy.fractional.L2::evict_first.b64" for
+// all accesses, for compute capabilities 8.0 to 12.0, and that CUTLASS has (TMA::CacheHintSm90::EVICT_FIRST). From createpolicy
+// it would lie in registers of the thread, from where each access fetches it by two instructions. A hint: no value is wrong.
 constexpr uint64_t kEvictFirst = 0x12f0000000000000;
 
 }  // namespace gdn::cuda::ptx
