@@ -126,7 +126,7 @@ __device__ __forceinline__ void carry_copies(const RuleParams& p, const Work& wo
     __syncwarp();
   }
   const bool waits = !is_relayed(p) && !kIsLater;   // bring_transitions has waited
-  run_copies(p, num_chunks, lane, waits, prepared, smem, [&](int chunk) {
+  run_copies<kIsLater>(p, num_chunks, lane, waits, prepared, smem, [&](int chunk) {
     if constexpr (kIsLater) wait_for_transitions(chunk, steps_of(work.segment), smem);
   });
   if (is_last_block()) ptx::griddepcontrol_wait();   // the others end and leave their places to the next row's tiles

@@ -165,10 +165,10 @@ __device__ __forceinline__ void bring_for_chains(const Keys<kKeyDim>& keys, cons
   SpreadSolved& to = stage.solved;
   constexpr int kFirstBytes = sizeof(Solved::First) - offsetof(Solved::First, gates);   // gates, and T'' behind them
   ptx::mbarrier_arrive_expect_tx(full, sizeof(stage.k) + kFirstBytes + sizeof(to.second.t) + sizeof(to.third.t));
-  ptx::bulk_copy_to_shared_evict_first(ptx::shared_address(&stage.k), keys.k, sizeof(stage.k), full);
-  ptx::bulk_copy_to_shared_evict_first(ptx::shared_address(&to.first.gates), &solved.first.gates, kFirstBytes, full);
-  ptx::bulk_copy_to_shared_evict_first(ptx::shared_address(&to.second.t), solved.second.t, sizeof(to.second.t), full);
-  ptx::bulk_copy_to_shared_evict_first(ptx::shared_address(&to.third.t), solved.third.t, sizeof(to.third.t), full);
+  ptx::bulk_copy_to_shared<true>(ptx::shared_address(&stage.k), keys.k, sizeof(stage.k), full);
+  ptx::bulk_copy_to_shared<true>(ptx::shared_address(&to.first.gates), &solved.first.gates, kFirstBytes, full);
+  ptx::bulk_copy_to_shared<true>(ptx::shared_address(&to.second.t), solved.second.t, sizeof(to.second.t), full);
+  ptx::bulk_copy_to_shared<true>(ptx::shared_address(&to.third.t), solved.third.t, sizeof(to.third.t), full);
 }
 
 // Group 2: k, T'', decays and V of all chunks. V is the caller's, the preparation need not be done for it.

@@ -98,7 +98,7 @@ __device__ __forceinline__ void bring_transitions(const RuleParams& p, const Wor
     wait_phase(smem.half_read[turn.slot], turn.parity ^ 1);
     const uint32_t there = ptx::shared_address(&smem.half_there[turn.slot]);
     ptx::mbarrier_arrive_expect_tx(there, sizeof(gmem_half));
-    ptx::bulk_copy_to_shared_evict_first(ptx::shared_address(&smem.stage[turn.slot].keys), gmem_half, sizeof(gmem_half), there);
+    ptx::bulk_copy_to_shared(ptx::shared_address(&smem.stage[turn.slot].keys), gmem_half, sizeof(gmem_half), there);
     if (half % 2 == 1) transition += p.dims.Hv;
   }
 }

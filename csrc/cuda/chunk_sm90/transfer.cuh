@@ -12,8 +12,9 @@ namespace gdn::cuda::chunk_sm90 {
 using Moved = Tokens<kMovers>;   // of V or o, by the two warps of a tile
 
 // Starts to bring the next chunk of the workspace to its stage, when nobody reads that any more. By one thread. With `waits` it
-// waits for the preparation, as late as it can: code that runs for the first time is slow.
-template <int kKeyDim>
+// waits for the preparation, as late as it can: code that runs for the first time is slow. kEvictsFirst: its lines make room in
+// the L2 first, right where its readers, the tiles of all its value heads, keep together.
+template <bool kEvictsFirst, int kKeyDim>
 __device__ __forceinline__ void bring_chunk(const RuleParams& p, bool waits, ChunkToCopy<kKeyDim>& next,
                                             SharedMemory<kKeyDim>& smem) {
   const Turn turn = {next.slot, next.parity}, after = turn.next();
@@ -26,7 +27,7 @@ __device__ __forceinline__ void bring_chunk(const RuleParams& p, bool waits, Chu
   ptx::mbarrier_arrive_expect_tx(full, sizeof(Keys<kKeyDim>) + sizeof(Solved));
   if (waits) ptx::griddepcontrol_wait();
   const auto copy_piece = [&](auto& smem_piece, const auto& gmem_piece) {
-    ptx::bulk_copy_to_shared_evict_first(ptx::shared_address(&smem_piece), &gmem_piece, sizeof(smem_piece), full);
+    ptx::bulk_copy_to_shared<kEvictsFirst>(ptx::shared_address(&smem_piece), &gmem_piece, sizeof(smem_piece), full);
   };
   copy_piece(stage.keys, *keys);
   copy_piece(stage.solved.first, solved->first);
@@ -36,7 +37,7 @@ __device__ __forceinline__ void bring_chunk(const RuleParams& p, bool waits, Chu
 
 // All chunks, by a warp that has nothing else to do; with `waits` the first one when the whole preparation is done. Before
 // each of the first kStages chunks wait_for_stage(chunk) returns when nobody reads what lay in its stage.
-template <int kKeyDim, class WaitForStage>
+template <bool kEvictsFirst, int kKeyDim, class WaitForStage>
 __device__ __forceinline__ void run_copies(const RuleParams& p, int num_chunks, int lane, bool waits, Prepared& prepared,
                                            SharedMemory<kKeyDim>& smem, const WaitForStage& wait_for_stage) {
   ChunkToCopy<kKeyDim> next = smem.to_copy;
@@ -45,7 +46,7 @@ __device__ __forceinline__ void run_copies(const RuleParams& p, int num_chunks, 
     prepared.wait_for(chunk, lane);
     if (lane == 0) {
       if (chunk < kStages) wait_for_stage(chunk);
-      bring_chunk(p, waits && chunk == 0, next, smem);
+      bring_chunk<kEvictsFirst>(p, waits && chunk == 0, next, smem);
     }
   }
 }
@@ -78,13 +79,13 @@ __device__ __forceinline__ void run_transfer(const RuleParams& p, int length, bo
   for (int chunk = 0; chunk < min(num_chunks, kStages); ++chunk) {   // V first, for which nobody has to wait
     bring_values(chunk, chunk, length, v, tile, smem);
     if (chunk == 0) ptx::cp_async_mbarrier_arrive(ptx::shared_address(&tile.v_there));
-    if (copies) bring_chunk(p, chunk == 0, smem.to_copy, smem);
+    if (copies) bring_chunk<false>(p, chunk == 0, smem.to_copy, smem);
     __syncwarp();
   }
   int slot = 0;   // the stage of the chunk
 #pragma unroll 1
   for (int chunk = 0; chunk < num_chunks; ++chunk) {
-    if (copies && chunk > 0 && chunk - 1 + kStages < num_chunks) bring_chunk(p, false, smem.to_copy, smem);
+    if (copies && chunk > 0 && chunk - 1 + kStages < num_chunks) bring_chunk<false>(p, false, smem.to_copy, smem);
     __syncwarp();
     take_output<out_t>(chunk, length, out, tile);
     if (chunk + 3 == num_chunks) arrive(tile.o_taken);

@@ -10,12 +10,20 @@
 namespace gdn::cuda::ptx {
 
 // PTX ISA, "cp.async.bulk": from global to this block's shared memory. By one thread. Addresses and bytes are multiples of 16.
-__device__ __forceinline__ void bulk_copy_to_shared_evict_first(uint32_t smem, const void* gmem, uint32_t bytes,
-                                                                uint32_t barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
-               :
-               : "r"(smem), "l"(gmem), "r"(bytes), "r"(barrier), "l"(kEvictFirst)
-               : "memory");
+// kEvictsFirst: by lines of the L2 that make room first.
+template <bool kEvictsFirst = false>
+__device__ __forceinline__ void bulk_copy_to_shared(uint32_t smem, const void* gmem, uint32_t bytes, uint32_t barrier) {
+  if constexpr (kEvictsFirst) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
+                 :
+                 : "r"(smem), "l"(gmem), "r"(bytes), "r"(barrier), "l"(kEvictFirst)
+                 : "memory");
+  } else {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                 :
+                 : "r"(smem), "l"(gmem), "r"(bytes), "r"(barrier)
+                 : "memory");
+  }
 }
 
 // "cp.async.bulk" and, so that it can be waited for, "cp.async.bulk.commit_group": from this block's shared memory, as fenced

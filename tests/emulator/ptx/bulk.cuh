@@ -6,7 +6,8 @@
 
 namespace gdn::cuda::ptx {
 
-inline void bulk_copy_to_shared_evict_first(uint32_t smem, const void* gmem, uint32_t bytes, uint32_t barrier) {
+template <bool kEvictsFirst = false>
+void bulk_copy_to_shared(uint32_t smem, const void* gmem, uint32_t bytes, uint32_t barrier) {
   if ((smem | reinterpret_cast<uintptr_t>(gmem) | bytes) % 16 != 0) {
     emulated::fail("a bulk copy that is not aligned to 16 bytes");
   }
