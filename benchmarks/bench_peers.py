@@ -5,8 +5,8 @@
 they need different versions of tvm_ffi. The results are peers.json, peers_flashqla.json and peers_fla.json, the errors
 peers_errors.json and so on.
 
-Both read the same buffers: bf16 q, k, v, fp32 gates, beta and state; FlashInfer always gets cu_seqlens, the others as
-this kernel where there is more than one sequence. This kernel updates the state in place, so the peer starts from what
+Both read the same buffers: bf16 q, k, v, fp32 gates, beta and state; FlashInfer always gets cu_seqlens, the others, as
+this kernel, only where there is more than one sequence. This kernel updates the state in place, so the peer starts from what
 it left. FlashInfer writes where it is told, the others allocate what they return: in a graph the same memory for each
 call. Their graphs are replayed in turn, medians of ten. "in the call": both get raw q, k and log gates, and the peer's
 launches for l2norm and exp(g) count, since this kernel does both inside. "before": q and k come normalised,
@@ -39,7 +39,7 @@ FEW_SHAPES = tuple(row for row in SHAPES if row[:3] in (
 class Peer:
     name: str
     version: str
-    call_of: Callable       # (lengths, form, **options) -> what call_of returns, for the peer
+    call_of: Callable       # (lengths, form, **options) -> a function like call_of's
     shapes: tuple = FEW_SHAPES
     variants: tuple = ()    # more rows of errors: name, options
 

@@ -15,12 +15,12 @@ static size_t cut_bytes(RuleParams r, int64_t segment_tokens) {
   return chunk_sm90::workspace_bytes<128>(r);
 }
 
-// A call beside its preparation, of which `ahead` items come before, its tiles on so many multiprocessors.
-static const char* run_beside(RuleParams r, int64_t ahead, int64_t carrying, void* stream) {
+// A call beside its preparation, of which `ahead` items come before, its tiles on so many released multiprocessors.
+static const char* run_beside(RuleParams r, int64_t ahead, int64_t released, void* stream) {
   r.segment_tokens = 0;
   r.items_ahead = ahead;
-  r.released_multiprocessors = carrying;
-  r.staying_blocks = std::max<int64_t>(1, (num_multiprocessors() - carrying) * chunk_sm90::Hopper::kBlocks);
+  r.released_multiprocessors = released;
+  r.staying_blocks = std::max<int64_t>(1, (num_multiprocessors() - released) * chunk_sm90::Hopper::kBlocks);
   return r.q.dtype == DType::kBFloat16 ? launch_dtype<bf16_t>(r, stream) : launch_dtype<fp16_t>(r, stream);
 }
 
