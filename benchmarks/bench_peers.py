@@ -6,10 +6,10 @@ they need different versions of tvm_ffi. The results are peers.json, peers_flash
 peers_errors.json and so on.
 
 Both read the same buffers: bf16 q, k, v, fp32 gates, beta and state; FlashInfer always gets cu_seqlens, the others, as
-this kernel, only where there is more than one sequence. This kernel updates the state in place, so the peer starts from what
-it left. FlashInfer writes where it is told, the others allocate what they return: in a graph the same memory for each
-call. Their graphs are replayed in turn, medians of ten. "in the call": both get raw q, k and log gates, and the peer's
-launches for l2norm and exp(g) count, since this kernel does both inside. "before": q and k come normalised,
+this kernel, only where there is more than one sequence. This kernel updates the state in place, so the peer starts from
+what it left. FlashInfer writes where it is told, the others allocate what they return: in a graph the same memory for
+each call. Their graphs are replayed in turn, medians of ten. "in the call": both get raw q, k and log gates, and the
+peer's launches for l2norm and exp(g) count, since this kernel does both inside. "before": q and k come normalised,
 FlashInfer's decays as exp(g). Each peer chooses its kernels itself (FlashInfer's use_cp and FlashQLA's auto_cp are left
 as they are, FlashInfer is told the longest sequence). A row that the peer cannot run in a graph has this kernel's time
 alone, the output says why; so do all without the peer.
