@@ -24,7 +24,7 @@ from typing import Callable
 
 import torch
 from bench_gated_delta_rule import HEAD_DIM, inputs
-from bench_prefill import SHAPES, in_float64, name_of, offsets_of, relative_rms, unit_norm
+from bench_prefill import SHAPES, correlated, in_float64, name_of, offsets_of, relative_rms, unit_norm
 from harness import Report, argument_parser, load_kernel, rival_microseconds, rotated
 
 FORMS = ("in the call", "before")
@@ -145,7 +145,7 @@ def bench_errors(kernel, peer, report):
     for keys in ("random", "correlated"):
         q, k, v, g, beta = inputs(1, sum(lengths), torch.bfloat16, heads=heads)
         if keys == "correlated":
-            q, k = ((x[:, :1].float() + 0.2 * x.float()).to(x.dtype) for x in (q, k))
+            q, k = correlated(q), correlated(k)
         expected = in_float64(q, k, v, g, beta)
         for name, call in rivals.items():
             states = (torch.zeros(1, heads[1], HEAD_DIM, HEAD_DIM, device="cuda") for _ in range(2))

@@ -96,6 +96,11 @@ def in_float64(q, k, v, g, beta):
     return out[None], state[None]
 
 
+def correlated(x):
+    """Keys or queries that share most of their direction."""
+    return (x[:, :1].float() + 0.2 * x.float()).to(x.dtype)
+
+
 def relative_rms(actual, expected):
     return ((actual.double() - expected).square().mean() / expected.square().mean()).sqrt().item()
 
@@ -106,7 +111,7 @@ def bench_errors(kernel, report):
         for keys in ("random", "correlated"):
             q, k, v, g, beta = inputs(1, length, dtype, heads=heads)
             if keys == "correlated":
-                q, k = ((x[:, :1].float() + 0.2 * x.float()).to(dtype) for x in (q, k))
+                q, k = correlated(q), correlated(k)
             expected = in_float64(q, k, v, g, beta)
             for precision in ("fp16", "high"):
                 state = kernel.new_state(1, heads[1], HEAD_DIM, HEAD_DIM, device="cuda")

@@ -271,10 +271,10 @@ inline std::vector<Case> all() {
         list.push_back(c);
       }
     };
-    for (int T : {1, 5, 63, 64, 65, 200, 1024}) add("T=" + std::to_string(T), [&](Case& c) { c.T = T; });
+    for (int T : {1, 5, 63, 64, 65, 200, 1024, 4096}) add("T=" + std::to_string(T), [&](Case& c) { c.T = T; });
     add("no initial state", [&](Case& c) { c.T = 200; c.s_scale = 0; });
     add("no l2norm", [&](Case& c) { c.T = 200; c.l2norm = false; });
-    add("correlated keys", [&](Case& c) { c.T = 1024; c.keys = 1; });
+    for (int T : {1024, 4096}) add("correlated keys, " + std::to_string(T), [&](Case& c) { c.T = T; c.keys = 1; });
     add("v 1e4", [&](Case& c) { c.T = 200; c.v_scale = 1e4f; });
     if (io == DType::kBFloat16) add("v 1e6", [&](Case& c) { c.T = 200; c.v_scale = 1e6f; });
     if (io == DType::kBFloat16) add("v 1e30", [&](Case& c) { c.T = 200; c.v_scale = 1e30f; c.out_fp32 = true; });
