@@ -20,7 +20,7 @@ NORM = {"use_qk_l2norm": True}
 HEADS = (2, 4, 32, 32)
 
 
-def rule_call(device, *, ragged=False, in_place=True, state_given=True, padded=False, mode=2):
+def rule_call(device, *, ragged=False, in_place=True, state_given=True, padded=False, mode=2, raw=False):
     shape, dtype = (TENSOR_CORES, torch.bfloat16) if mode == 1 else (SMALL, torch.float32)
     x = rule_inputs(1 if ragged else 3, 9 if ragged else 3, shape, dtype=dtype, device=device)
     state = rule_state(5, shape, device=device, slot_padding=32 if padded else 0)
@@ -33,7 +33,11 @@ def rule_call(device, *, ragged=False, in_place=True, state_given=True, padded=F
         "out": torch.empty_like(x.v),
         "scale": 0.5,
         "use_qk_l2norm": True,
-        "gate_is_linear": False,
+        "gate_domain": 2 if raw else 0,
+        "A_log": x.g[0, 0] if raw else None,
+        "dt_bias": x.beta[0, 0] if raw else None,
+        "beta_is_raw": raw,
+        "allow_neg_eigval": raw,
         "rule_mode": mode,
         "is_high_precision": False,
         "may_scan": True,
@@ -187,6 +191,7 @@ CALLS = {
     "gated_delta_rule-padded": ("gated_delta_rule", rule_call, {"padded": True}),
     "gated_delta_rule-ragged": ("gated_delta_rule", rule_call, {"ragged": True}),
     "gated_delta_rule-chunk": ("gated_delta_rule", rule_call, {"ragged": True, "mode": 1}),
+    "gated_delta_rule-raw": ("gated_delta_rule", rule_call, {"raw": True}),
     "gated_delta_rule-functional": ("gated_delta_rule", rule_call, {"in_place": False}),
     "gated_delta_rule-stateless": ("gated_delta_rule", rule_call, {"in_place": False, "state_given": False}),
     "gated_delta_rule-checkpoints": ("gated_delta_rule", checkpoint_call, {}),

@@ -65,6 +65,13 @@ def test_gates_out_of_range_raise(checked, device, domain, bad):
         rule(checked, device, g=g, slots=[2, 1], **options)
 
 
+def test_raw_gates_may_be_anything(checked, device):
+    a = torch.full((1, 9, 4), 3.0, device=device)
+    heads = {"A_log": a[0, 0], "dt_bias": a[0, 0]}
+    out = rule(checked, device, g=a, slots=[2, 1], offsets=[0, 4, 8], gate_domain="raw", **heads)
+    assert bool(out.isfinite().all())
+
+
 def test_checkpoint_rows_are_checked(checked, device):
     x, state = rule_inputs(2, 130, device=device), rule_state(2, device=device)
     checkpoints = rule_state(4, device=device)

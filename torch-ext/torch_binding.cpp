@@ -10,9 +10,10 @@
 STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
   ops.def(
       "gated_delta_rule(Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? beta, Tensor? initial_state, "
-      "Tensor(a!)? state, bool in_place, Tensor(b!) out, float scale, bool use_qk_l2norm, bool gate_is_linear, int rule_mode, "
-      "bool is_high_precision, bool may_scan, Tensor? cu_seqlens, Tensor? slots, Tensor? out_slots, Tensor? has_initial_state, "
-      "Tensor(c!)? checkpoints, int checkpoint_every, Tensor? checkpoint_starts) -> ()");
+      "Tensor(a!)? state, bool in_place, Tensor(b!) out, float scale, bool use_qk_l2norm, int gate_domain, Tensor? A_log, "
+      "Tensor? dt_bias, bool beta_is_raw, bool allow_neg_eigval, int rule_mode, bool is_high_precision, bool may_scan, "
+      "Tensor? cu_seqlens, Tensor? slots, Tensor? out_slots, Tensor? has_initial_state, Tensor(c!)? checkpoints, "
+      "int checkpoint_every, Tensor? checkpoint_starts) -> ()");
   ops.def(
       "gated_delta_verify(Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? beta, Tensor(a!) state, Tensor(b!)? ring, "
       "Tensor(c!)? states_out, Tensor(d!) out, float scale, bool use_qk_l2norm, bool gate_is_linear, Tensor? cu_seqlens, "

@@ -13,10 +13,12 @@ using OptionalTensor = std::optional<Tensor>;
 
 // in_place: the sequences start from what `state` holds. Otherwise they start from initial_state (zero without one) and
 // `state` is only written. mode: 0 recurrent, 1 chunk, 2 auto, as RuleMode in csrc/common/params.h. is_high_precision,
-// may_scan: of the chunk kernels, precision="high" and scan="auto".
+// may_scan: of the chunk kernels, precision="high" and scan="auto". gate_domain: what g holds, 0 the log decay, 1 the decay,
+// 2 a of gated_delta_gates with A_log and dt_bias, as GateDomain in csrc/common/gates.h; beta_is_raw: beta holds its b.
 void gated_delta_rule(Tensor q, Tensor k, Tensor v, OptionalTensor g, OptionalTensor beta, OptionalTensor initial_state,
-                      OptionalTensor state, bool in_place, Tensor out, double scale, bool use_qk_l2norm, bool gate_is_linear,
-                      int64_t mode, bool is_high_precision, bool may_scan, OptionalTensor cu_seqlens, OptionalTensor slots,
+                      OptionalTensor state, bool in_place, Tensor out, double scale, bool use_qk_l2norm, int64_t gate_domain,
+                      OptionalTensor A_log, OptionalTensor dt_bias, bool beta_is_raw, bool allow_neg_eigval, int64_t mode,
+                      bool is_high_precision, bool may_scan, OptionalTensor cu_seqlens, OptionalTensor slots,
                       OptionalTensor out_slots, OptionalTensor has_initial_state, OptionalTensor checkpoints,
                       int64_t checkpoint_every, OptionalTensor checkpoint_starts);
 

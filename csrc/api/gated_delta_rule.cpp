@@ -20,15 +20,37 @@ void add_checkpoints(const Checker& check, const Tensor& checkpoints, int64_t ev
   params.checkpoint_starts = check.index("checkpoint_starts", starts, params.dims.N);
 }
 
+// What turns a and b into the gates of the rule.
+void add_raw_gates(const Checker& check, const OptionalTensor& A_log, const OptionalTensor& dt_bias, RuleParams& params) {
+  const bool is_raw = params.gate_domain == GateDomain::kRaw;
+  check.require(is_raw || !A_log, "A_log is for raw gates, g holds decays");
+  check.require(is_raw || !dt_bias, "dt_bias is for raw gates, g holds decays");
+  check.require(!is_raw || A_log, "A_log must be given with raw gates, got None");
+  check.require(!is_raw || params.g.given(), "g must be given with raw gates, got None");
+  check.require(params.beta_is_raw || !params.allow_neg_eigval, "allow_neg_eigval is for raw gates, beta has had its sigmoid");
+  params.A_log = check.view("A_log", A_log, {params.dims.Hv}, "[Hv]");
+  params.dt_bias = check.view("dt_bias", dt_bias, {params.dims.Hv}, "[Hv]");
+}
+
+GateDomain gate_domain_of(const Checker& check, int64_t domain) {
+  check.require(domain >= 0 && domain <= 2, "gate_domain must be 0 (log), 1 (linear) or 2 (raw), got " + std::to_string(domain));
+  return static_cast<GateDomain>(domain);
+}
+
 }  // namespace
 
 void gated_delta_rule(Tensor q, Tensor k, Tensor v, OptionalTensor g, OptionalTensor beta, OptionalTensor initial_state,
-                      OptionalTensor state, bool in_place, Tensor out, double scale, bool use_qk_l2norm, bool gate_is_linear,
-                      int64_t mode, bool is_high_precision, bool may_scan, OptionalTensor cu_seqlens, OptionalTensor slots,
+                      OptionalTensor state, bool in_place, Tensor out, double scale, bool use_qk_l2norm, int64_t gate_domain,
+                      OptionalTensor A_log, OptionalTensor dt_bias, bool beta_is_raw, bool allow_neg_eigval, int64_t mode, 
+                      bool is_high_precision, bool may_scan, OptionalTensor cu_seqlens, OptionalTensor slots,
                       OptionalTensor out_slots, OptionalTensor has_initial_state, OptionalTensor checkpoints,
                       int64_t checkpoint_every, OptionalTensor checkpoint_starts) {
   const Checker check("gated_delta_rule", "q", q);
-  RuleParams params = rule_params(check, {q, k, v, g, beta, cu_seqlens, out, scale, use_qk_l2norm, gate_is_linear});
+  const GateDomain domain = gate_domain_of(check, gate_domain);
+  RuleParams params = rule_params(check, {q, k, v, g, beta, cu_seqlens, out, scale, use_qk_l2norm, domain});
+  params.beta_is_raw = beta_is_raw;
+  params.allow_neg_eigval = allow_neg_eigval;
+  add_raw_gates(check, A_log, dt_bias, params);
   const Dims& dims = params.dims;
   params.slots = check.index("slots", slots, dims.N);
   params.out_slots = check.index("out_slots", out_slots, dims.N);

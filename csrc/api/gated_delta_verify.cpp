@@ -34,7 +34,8 @@ void gated_delta_verify(Tensor q, Tensor k, Tensor v, OptionalTensor g, Optional
                         OptionalTensor state_table, OptionalTensor num_accepted) {
   const Checker check("gated_delta_verify", "q", q);
   VerifyParams params{};
-  params.rule = rule_params(check, {q, k, v, g, beta, cu_seqlens, out, scale, use_qk_l2norm, gate_is_linear});
+  const GateDomain domain = gate_is_linear ? GateDomain::kLinear : GateDomain::kLog;
+  params.rule = rule_params(check, {q, k, v, g, beta, cu_seqlens, out, scale, use_qk_l2norm, domain});
   const Dims& dims = params.rule.dims;
   check.require((ring ? 1 : 0) + (state_table ? 1 : 0) + (states_out ? 1 : 0) == 1,
                 "takes one of ring, state_table and states_out");

@@ -52,7 +52,7 @@ RuleParams rule_params(const Checker& check, const RuleInputs& in) {
   params.cu_seqlens = check.offsets(in.cu_seqlens, dims.T);
   params.scale = static_cast<float>(in.scale);
   params.use_qk_l2norm = in.use_qk_l2norm;
-  params.gate_is_linear = in.gate_is_linear;
+  params.gate_domain = in.gate_domain;
   return params;
 }
 

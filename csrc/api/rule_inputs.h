@@ -12,7 +12,8 @@ struct RuleInputs {
   const OptionalTensor &g, &beta, &cu_seqlens;
   const Tensor& out;
   double scale;
-  bool use_qk_l2norm, gate_is_linear;
+  bool use_qk_l2norm;
+  GateDomain gate_domain;
 };
 
 // Dims, inputs, out, cu_seqlens and the numbers of the params, checked; the caller adds the states.

@@ -60,7 +60,10 @@ GDN_INLINE float write_strength(float b, bool allow_neg_eigval) {
   return allow_neg_eigval ? add(beta, beta) : beta;
 }
 
-// alpha of the rule from what the caller gave: the log decay, or the decay itself.
+// What a call's g holds: the log decay, the decay itself, or a of log_decay. The numbers are those of the schema.
+enum class GateDomain : int { kLog = 0, kLinear = 1, kRaw = 2 };
+
+// alpha of the rule from the log decay, or from the decay itself.
 GDN_INLINE float decay_of(float g, bool gate_is_linear) { return gate_is_linear ? g : exp(g); }
 
 // x * sigmoid(gate), fast on a GPU as silu is.

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "dims.h"
+#include "gates.h"
 #include "view.h"
 
 namespace gdn {
@@ -19,7 +20,8 @@ struct RuleParams {
   Dims dims;
   View q, k;                     // [B, T, Hk, K]
   View v;                        // [B, T, Hv, V]
-  View g, beta;                  // [B, T, Hv] log decay (or decay, see below) and write strength; not given: no decay, ones
+  View g, beta;                  // [B, T, Hv] decay, as gate_domain says, and write strength; not given: no decay, ones
+  View A_log, dt_bias;           // [Hv], of raw gates; dt_bias not given: 0
   View out;                      // [B, T, Hv, V]
   View initial_state;            // [pool_in, Hv, K, V], read; not given: start from zero
   View state;                    // [pool_out, Hv, K, V], written; not given: dropped. May be the same memory
@@ -29,7 +31,9 @@ struct RuleParams {
   FlagView has_initial_state;    // [N]
   float scale;
   bool use_qk_l2norm;
-  bool gate_is_linear;           // g holds alpha itself, not its logarithm
+  GateDomain gate_domain;        // what g holds
+  bool beta_is_raw;              // beta holds b, before its sigmoid
+  bool allow_neg_eigval;         // then: beta = 2 sigmoid(b)
   RuleMode mode;                 // which kernel; the CPU has one for all
   bool is_high_precision;        // of the chunk kernels: operands split in two, so that products keep fp32's digits
   bool may_scan;                 // of Hopper's chunk kernel: a long row may be cut; then only repeats keep their bits
@@ -64,6 +68,22 @@ GDN_INLINE int64_t slot_to_read(const RuleParams& params, int64_t n) {
 GDN_INLINE int64_t slot_to_write(const RuleParams& params, int64_t n) {
   if (!params.state.given()) return -1;
   return slot_of_row(params.out_slots.given() ? params.out_slots : params.slots, n, params.pool_out);
+}
+
+// Whether g or beta are not yet what the rule takes.
+GDN_INLINE bool has_raw_gates(const RuleParams& params) {
+  return params.gate_domain == GateDomain::kRaw || params.beta_is_raw;
+}
+
+// The gates of a token of value head h from what g and beta hold there, bit for bit those of gated_delta_gates. Of g: the
+// decay where the domain is linear, else the log decay.
+GDN_INLINE float gate_of(const RuleParams& params, float g, int64_t h) {
+  if (params.gate_domain != GateDomain::kRaw) return g;
+  const float dt_bias = params.dt_bias.given() ? params.dt_bias.load(params.dt_bias.offset(h)) : 0.0f;
+  return log_decay(g, params.A_log.load(params.A_log.offset(h)), dt_bias);
+}
+GDN_INLINE float beta_of(const RuleParams& params, float beta) {
+  return params.beta_is_raw ? write_strength(beta, params.allow_neg_eigval) : beta;
 }
 
 // Whether a launch computes row n. The tokens outside all sequences go with the empty ones.

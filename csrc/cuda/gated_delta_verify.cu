@@ -62,8 +62,8 @@ __device__ __forceinline__ void stage_token(const RuleParams& p, const Work& wor
   qq = sum_of_lanes(qq);
   kq = sum_of_lanes(kq);
   if (lane != 0) return;
-  const float alpha =
-      p.g.given() ? decay_of(p.g.load(p.g.offset(batch, time, work.head)), p.gate_is_linear) : 1.0f;
+  const bool is_linear = p.gate_domain == GateDomain::kLinear;
+  const float alpha = p.g.given() ? decay_of(p.g.load(p.g.offset(batch, time, work.head)), is_linear) : 1.0f;
   const float beta = p.beta.given() ? p.beta.load(p.beta.offset(batch, time, work.head)) : 1.0f;
   smem.scalars = step_scalars(alpha, beta, p.scale, p.use_qk_l2norm ? l2norm_factor(kk) : 1.0f,
                               p.use_qk_l2norm ? l2norm_factor(qq) : 1.0f, kq);

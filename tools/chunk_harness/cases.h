@@ -155,7 +155,7 @@ inline gdn::RuleParams params(const Problem& p, const Pointers& x) {
   if (c.ragged) r.cu_seqlens = {x.cu, 1, false};
   r.scale = p.scale;
   r.use_qk_l2norm = c.l2norm;
-  r.gate_is_linear = c.linear;
+  r.gate_domain = c.linear ? gdn::GateDomain::kLinear : gdn::GateDomain::kLog;
   return r;
 }
 

@@ -53,7 +53,7 @@ def _slot_list(slots, rows):
 
 # g of the tokens of live rows: what padding rows hold is never looked at.
 def _gates(op, g, gate_domain, spans, live, ragged):
-    if g is None:
+    if g is None or gate_domain == "raw":
         return
     limit = 0 if gate_domain == "log" else 1
     what = "a log decay, at most 0" if gate_domain == "log" else "a decay, in [0, 1]"

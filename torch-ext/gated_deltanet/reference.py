@@ -35,6 +35,9 @@ def gated_delta_rule(
     precision="fp16",
     scan="auto",
     gate_domain="log",
+    A_log=None,
+    dt_bias=None,
+    allow_neg_eigval=False,
     checkpoint_every=None,
     checkpoints=None,
     checkpoint_starts=None,
@@ -43,7 +46,9 @@ def gated_delta_rule(
     _require(mode in ("auto", "recurrent", "chunk"), f"mode must be auto, recurrent or chunk, got {mode!r}")
     _require(precision in ("fp16", "high"), f"precision must be fp16 or high, got {precision!r}")
     _require(scan in ("off", "auto"), f"scan must be off or auto, got {scan!r}")
-    _require(gate_domain in ("log", "linear"), f"gate_domain must be log or linear, got {gate_domain!r}")
+    _require(gate_domain in ("log", "linear", "raw"), f"gate_domain must be log, linear or raw, got {gate_domain!r}")
+    is_raw = gate_domain == "raw"
+    g, beta = _opened(g, beta, is_raw, A_log, dt_bias, is_raw, allow_neg_eigval)
     spans = _spans(cu_seqlens, *q.shape[:2])
     rows = _slots("slots", slots, len(spans), state.shape[0], needs_all=slots is None and out_slots is None)
     targets = rows if out_slots is None else _slots("out_slots", out_slots, len(spans), state.shape[0])
@@ -71,10 +76,16 @@ def chunk_gated_delta_rule(
     initial_state=None,
     output_final_state=False,
     use_qk_l2norm_in_kernel=False,
+    use_gate_in_kernel=False,
+    A_log=None,
+    dt_bias=None,
+    use_beta_sigmoid_in_kernel=False,
+    allow_neg_eigval=False,
     state_v_first=False,
     cu_seqlens=None,
 ):
     _require(gk is None and gv is None, "gk and gv are not supported, the decay of this rule is one number per head")
+    g, beta = _opened(g, beta, use_gate_in_kernel, A_log, dt_bias, use_beta_sigmoid_in_kernel, allow_neg_eigval)
     spans = _spans(cu_seqlens, *q.shape[:2])
     rows = list(range(len(spans)))
     wide = _wide(q, k, v, initial_state)
@@ -304,11 +315,29 @@ def conv_state_write(x, conv_state, *, num_accepted, slots=None, cu_seqlens=None
 
 def gated_delta_gates(a, b, A_log, dt_bias, *, allow_neg_eigval=False):
     wide = _wide(a, b, A_log, dt_bias)
-    largest = torch.finfo(wide).max
-    rate = A_log.to(wide).exp().clamp(max=largest)
-    opening = F.softplus(a.to(wide) + dt_bias.to(wide)).clamp(max=largest)
-    beta = torch.sigmoid(b.to(wide))
-    return -(rate * opening), 2 * beta if allow_neg_eigval else beta
+    return _log_decay(a.to(wide), A_log.to(wide), dt_bias.to(wide)), _write_strength(b.to(wide), allow_neg_eigval)
+
+
+def _log_decay(a, A_log, dt_bias):
+    largest = torch.finfo(a.dtype).max
+    return -(A_log.exp().clamp(max=largest) * F.softplus(a + dt_bias).clamp(max=largest))
+
+
+def _write_strength(b, allow_neg_eigval):
+    return (2 if allow_neg_eigval else 1) * torch.sigmoid(b)
+
+
+# g and beta of a rule that may get a and b in their place.
+def _opened(g, beta, gate_is_raw, A_log, dt_bias, beta_is_raw, allow_neg_eigval):
+    _require(gate_is_raw or (A_log is None and dt_bias is None), "A_log and dt_bias are for raw gates, g holds decays")
+    _require(not gate_is_raw or (A_log is not None and g is not None), "g and A_log must be given with raw gates")
+    _require(beta_is_raw or not allow_neg_eigval, "allow_neg_eigval is for raw gates, beta has had its sigmoid")
+    if gate_is_raw:
+        wide = _wide(g, A_log, dt_bias)
+        g = _log_decay(g.to(wide), A_log.to(wide), A_log.new_zeros(()) if dt_bias is None else dt_bias.to(wide))
+    if beta_is_raw and beta is not None:
+        beta = _write_strength(beta.to(_wide(beta)), allow_neg_eigval)
+    return g, beta
 
 
 def rms_norm_gated(x, z, weight, eps, *, activation="silu", norm_before_gate=True, group_size=None):

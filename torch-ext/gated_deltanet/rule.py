@@ -16,7 +16,8 @@ from ._dispatch import (
 from ._ops import ops
 
 STATE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-MODES = {"recurrent": 0, "chunk": 1, "auto": 2}  # the numbers of the op
+MODES = {"recurrent": 0, "chunk": 1, "auto": 2}  # the numbers of the op, as those below
+GATE_DOMAINS = {"log": 0, "linear": 1, "raw": 2}
 
 
 register_fakes("gated_delta_rule")
@@ -64,6 +65,9 @@ def gated_delta_rule(
     precision="fp16",
     scan="auto",
     gate_domain="log",
+    A_log=None,
+    dt_bias=None,
+    allow_neg_eigval=False,
     checkpoint_every=None,
     checkpoints=None,
     checkpoint_starts=None,
@@ -118,7 +122,13 @@ def gated_delta_rule(
             Repeated calls are promised the same bits, and no more: the number of segments depends on the device and the
             batch. Allocates (K + V) K 4 bytes a value head and segment beside the above (at most 13 MB on an H200 where
             K = V = 128).
-        gate_domain: "log", or "linear" where g holds the decay exp(g) itself, in [0, 1].
+        gate_domain: "log"; "linear" where g holds the decay exp(g) itself, in [0, 1]; "raw" where g and beta hold a and
+            b of gated_delta_gates, any values, and the kernels make the gates of them, bit for bit those of that op.
+            (Of calls that are not the chunk kernels', raw ones of few tokens are slower than the op and a call with its
+            gates.)
+        A_log: [Hv] any float dtype, required with "raw" and only there: g is -exp(A_log) softplus(a + dt_bias).
+        dt_bias: [Hv] any float dtype, only with "raw". None: zeros.
+        allow_neg_eigval: only with "raw": beta is 2 sigmoid(b) instead of sigmoid(b).
         checkpoint_every: int, a multiple of 64: keep the state after every so many tokens of each sequence, counted
             from the start of this call, the last token included. None: keep none.
         checkpoints: [total, Hv, K, V] float32, bfloat16 or float16, K or V contiguous; takes those states, each rounded
@@ -139,9 +149,10 @@ def gated_delta_rule(
         ValueError: mode, precision, scan or gate_domain is none of those named, checkpoint_every is no multiple of 64,
             or one of checkpoint_every and checkpoints is given without the other.
         TypeError: a tensor argument is no tensor, or scale no number.
-        RuntimeError: a shape, dtype, device or stride is not the one above, Hv is no multiple of Hk, or an input
-            requires grad under grad mode. Raised before anything is written. Bad values inside CUDA index tensors
-            cannot raise without waiting for the device; they are memory-safe.
+        RuntimeError: a shape, dtype, device or stride is not the one above, Hv is no multiple of Hk, an argument of raw
+            gates is missing or comes without them, or an input requires grad under grad mode. Raised before anything is
+            written. Bad values inside CUDA index tensors cannot raise without waiting for the device; they are memory-
+            safe.
 
     In the recurrence all arithmetic on the state is float32 in a fixed order: T tokens at once give the same bits as
     any split of them (with a float32 state), and a row's bits do not depend on the rest of the batch. Rounded: the
@@ -152,27 +163,28 @@ def gated_delta_rule(
     The chunk kernels keep the state and all sums in float32 too, but multiply float16 operands: relative RMS error
     2.0e-3 of a bfloat16 output (1.66e-3 is its rounding), 8e-4 of a float16 or float32 one, 1e-3 of a float32 state;
     2.2e-3, 1.3e-3 and 1.1e-3 where keys are strongly correlated (1.3e-3 of the state where they hardly decay besides).
-    The state loses digits where the last tokens of a
-    64-token piece decay it and have beta near 0: behind 32 such tokens with g = -0.3 its error is 4e-3 instead of 4e-4,
-    with g = -0.5 (a tiny state then) 0.5. Outside the contraction region the result may be wrong, finite, without a
-    sign of it, also where decays keep the rule itself in bounds. In both cases mode="recurrent" is right, and so is
-    precision="high", whose error is everywhere at most 2e-5 of the output before its rounding and of the state, 3e-7 as
-    a rule. With scan="off" the bits are those of any split at a multiple of 64 tokens, and a checkpoint's those of the
-    state of a call that ends there. A NaN in a token reaches the whole of its 64-token piece, of the heads that use it,
-    and what follows.
+    The state loses digits where the last tokens of a 64-token piece decay it and have beta near 0: behind 32 such
+    tokens with g = -0.3 its error is 4e-3 instead of 4e-4, with g = -0.5 (a tiny state then) 0.5. Outside the
+    contraction region the result may be wrong, finite, without a sign of it, also where decays keep the rule itself in
+    bounds. In both cases mode="recurrent" is right, and so is precision="high", whose error is everywhere at most 2e-5
+    of the output before its rounding and of the state, 3e-7 as a rule. With scan="off" the bits are those of any split
+    at a multiple of 64 tokens, and a checkpoint's those of the state of a call that ends there. A NaN in a token
+    reaches the whole of its 64-token piece, of the heads that use it, and what follows.
 
     Source: Yang, Kautz, Hatamizadeh, "Gated Delta Networks: Improving Mamba2 with Delta Rule" (arXiv 2412.06464).
     """
     check_choice("gated_delta_rule", "mode", mode, tuple(MODES))
     check_choice("gated_delta_rule", "precision", precision, ("fp16", "high"))
     check_choice("gated_delta_rule", "scan", scan, ("off", "auto"))
-    check_choice("gated_delta_rule", "gate_domain", gate_domain, ("log", "linear"))
+    check_choice("gated_delta_rule", "gate_domain", gate_domain, tuple(GATE_DOMAINS))
     check_inputs(
         "gated_delta_rule",
         {"q": q, "k": k, "v": v, "state": state},
         {
             "g": g,
             "beta": beta,
+            "A_log": A_log,
+            "dt_bias": dt_bias,
             "cu_seqlens": cu_seqlens,
             "slots": slots,
             "out_slots": out_slots,
@@ -203,6 +215,9 @@ def gated_delta_rule(
             out_slots=out_slots,
             has_initial_state=has_initial_state,
             gate_domain=gate_domain,
+            A_log=A_log,
+            dt_bias=dt_bias,
+            allow_neg_eigval=allow_neg_eigval,
             checkpoint_every=checkpoint_every,
             checkpoints=checkpoints,
             checkpoint_starts=checkpoint_starts,
@@ -222,7 +237,11 @@ def gated_delta_rule(
         out,
         scale,
         bool(use_qk_l2norm),
-        gate_domain == "linear",
+        GATE_DOMAINS[gate_domain],
+        A_log,
+        dt_bias,
+        gate_domain == "raw",
+        bool(allow_neg_eigval),
         MODES[mode],
         precision == "high",
         scan == "auto",
@@ -259,6 +278,11 @@ def chunk_gated_delta_rule(
     initial_state=None,
     output_final_state=False,
     use_qk_l2norm_in_kernel=False,
+    use_gate_in_kernel=False,
+    A_log=None,
+    dt_bias=None,
+    use_beta_sigmoid_in_kernel=False,
+    allow_neg_eigval=False,
     state_v_first=False,
     cu_seqlens=None,
 ):
@@ -278,6 +302,11 @@ def chunk_gated_delta_rule(
         initial_state: [N, Hv, K, V] float32, bfloat16 or float16, only read. None: zeros.
         output_final_state: whether the final state is returned.
         use_qk_l2norm_in_kernel: x * rsqrt(sum(x^2) + 1e-6) on q and k first.
+        use_gate_in_kernel: g is a, the decay is made of it: -exp(A_log) softplus(a + dt_bias) takes the place of g.
+        A_log: [Hv] any float dtype, required with use_gate_in_kernel and only there.
+        dt_bias: [Hv] any float dtype, only with use_gate_in_kernel. None: zeros.
+        use_beta_sigmoid_in_kernel: beta is b, its sigmoid is taken first.
+        allow_neg_eigval: only with use_beta_sigmoid_in_kernel: 2 sigmoid(b).
         state_v_first: both states are [N, Hv, V, K].
         cu_seqlens: int32 or int64 [N + 1], first token of each sequence and the end; B is then 1. Tokens outside every
             sequence get zero. None: N = B.
@@ -309,6 +338,11 @@ def chunk_gated_delta_rule(
         initial_state,
         output_final_state,
         use_qk_l2norm_in_kernel,
+        use_gate_in_kernel,
+        A_log,
+        dt_bias,
+        use_beta_sigmoid_in_kernel,
+        allow_neg_eigval,
         state_v_first,
         cu_seqlens,
     )
@@ -326,6 +360,11 @@ def fused_recurrent_gated_delta_rule(
     initial_state=None,
     output_final_state=False,
     use_qk_l2norm_in_kernel=False,
+    use_gate_in_kernel=False,
+    A_log=None,
+    dt_bias=None,
+    use_beta_sigmoid_in_kernel=False,
+    allow_neg_eigval=False,
     state_v_first=False,
     cu_seqlens=None,
 ):
@@ -345,6 +384,11 @@ def fused_recurrent_gated_delta_rule(
         initial_state: [N, Hv, K, V] float32, bfloat16 or float16, only read. None: zeros.
         output_final_state: whether the final state is returned.
         use_qk_l2norm_in_kernel: x * rsqrt(sum(x^2) + 1e-6) on q and k first.
+        use_gate_in_kernel: g is a, the decay is made of it: -exp(A_log) softplus(a + dt_bias) takes the place of g.
+        A_log: [Hv] any float dtype, required with use_gate_in_kernel and only there.
+        dt_bias: [Hv] any float dtype, only with use_gate_in_kernel. None: zeros.
+        use_beta_sigmoid_in_kernel: beta is b, its sigmoid is taken first.
+        allow_neg_eigval: only with use_beta_sigmoid_in_kernel: 2 sigmoid(b).
         state_v_first: both states are [N, Hv, V, K].
         cu_seqlens: int32 or int64 [N + 1], first token of each sequence and the end; B is then 1. Tokens outside every
             sequence get zero. None: N = B.
@@ -375,6 +419,11 @@ def fused_recurrent_gated_delta_rule(
         initial_state,
         output_final_state,
         use_qk_l2norm_in_kernel,
+        use_gate_in_kernel,
+        A_log,
+        dt_bias,
+        use_beta_sigmoid_in_kernel,
+        allow_neg_eigval,
         state_v_first,
         cu_seqlens,
     )
@@ -393,6 +442,11 @@ def _functional(
     initial_state,
     output_final_state,
     use_qk_l2norm_in_kernel,
+    use_gate_in_kernel,
+    A_log,
+    dt_bias,
+    use_beta_sigmoid_in_kernel,
+    allow_neg_eigval,
     state_v_first,
     cu_seqlens,
 ):
@@ -402,7 +456,14 @@ def _functional(
     check_inputs(
         op,
         {"q": q, "k": k, "v": v},
-        {"g": g, "beta": beta, "initial_state": initial_state, "cu_seqlens": cu_seqlens},
+        {
+            "g": g,
+            "beta": beta,
+            "A_log": A_log,
+            "dt_bias": dt_bias,
+            "initial_state": initial_state,
+            "cu_seqlens": cu_seqlens,
+        },
     )
     scale = rule_scale(op, scale, q)
     if not has_kernel(op, q):
@@ -416,6 +477,11 @@ def _functional(
             initial_state=initial_state,
             output_final_state=output_final_state,
             use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
+            use_gate_in_kernel=use_gate_in_kernel,
+            A_log=A_log,
+            dt_bias=dt_bias,
+            use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel,
+            allow_neg_eigval=allow_neg_eigval,
             state_v_first=state_v_first,
             cu_seqlens=cu_seqlens,
         )
@@ -447,7 +513,11 @@ def _functional(
         out,
         scale,
         bool(use_qk_l2norm_in_kernel),
-        False,
+        GATE_DOMAINS["raw" if use_gate_in_kernel else "log"],
+        A_log,
+        dt_bias,
+        bool(use_beta_sigmoid_in_kernel),
+        bool(allow_neg_eigval),
         MODES["auto" if op == "chunk_gated_delta_rule" else "recurrent"],
         False,
         True,

@@ -3,7 +3,7 @@
 // sums over K that are the same for all value heads of the key head.
 #pragma once
 
-#include "../../common/gates.h"
+#include "../../common/params.h"
 #include "rows.h"
 
 namespace gdn::cpu::GDN_ISA {
@@ -62,8 +62,9 @@ inline void prefetch_token(const RuleParams& p, int64_t batch, int64_t token, in
 
 inline StepScalars token_scalars(const RuleParams& p, int64_t batch, int64_t token, int64_t h, const TokenBlock& block,
                                  int i) {
-  const float alpha = p.g.given() ? decay_of(p.g.load(p.g.offset(batch, token, h)), p.gate_is_linear) : 1.0f;
-  const float beta = p.beta.given() ? p.beta.load(p.beta.offset(batch, token, h)) : 1.0f;
+  const bool is_linear = p.gate_domain == GateDomain::kLinear;
+  const float alpha = p.g.given() ? decay_of(gate_of(p, p.g.load(p.g.offset(batch, token, h)), h), is_linear) : 1.0f;
+  const float beta = p.beta.given() ? beta_of(p, p.beta.load(p.beta.offset(batch, token, h))) : 1.0f;
   return step_scalars(alpha, beta, p.scale, block.sk[i], block.sq[i], block.kq[i]);
 }
 

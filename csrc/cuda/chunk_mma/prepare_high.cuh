@@ -88,19 +88,22 @@ __device__ __forceinline__ void scale_keys(bool use_l2norm, int count, int threa
 }
 
 // As chunk_sm90::log2_decay, in double.
-__device__ __forceinline__ double log2_decay(float g, bool gate_is_linear) {
-  const double x = gate_is_linear ? static_cast<double>(log2f(g)) : g * 1.4426950408889634;
+__device__ __forceinline__ double log2_decay(float g, GateDomain domain) {
+  const double x = domain == GateDomain::kLinear ? static_cast<double>(log2f(g)) : g * 1.4426950408889634;
   return x < -185.0 ? -185.0 : x;
 }
 
 // By one warp: the gates of a value head, from the bits that load_gates left with it.
-__device__ __forceinline__ void sum_gates(const RuleParams& p, const GateBits& bits, int count, int lane, WideGates& smem) {
+__device__ __forceinline__ void sum_gates(const RuleParams& p, const GateBits& bits, int64_t head, int count, int lane,
+                                          WideGates& smem) {
   double sum[2];
+  float g[2], beta[2];
+  chunk_sm90::read_gates(p, bits, head, g, beta);
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const bool inside = 2 * lane + i < count;
-    sum[i] = inside && p.g.given() ? log2_decay(widen_bits(bits.g[i], p.g.dtype), p.gate_is_linear) : 0.0;
-    smem.beta[2 * lane + i] = inside ? (p.beta.given() ? widen_bits(bits.beta[i], p.beta.dtype) : 1.0f) : 0.0f;
+    sum[i] = inside && p.g.given() ? log2_decay(g[i], p.gate_domain) : 0.0;
+    smem.beta[2 * lane + i] = inside ? (p.beta.given() ? beta[i] : 1.0f) : 0.0f;
   }
   inclusive_sum_64(sum[0], sum[1], lane);
 #pragma unroll
@@ -304,7 +307,7 @@ __device__ __forceinline__ void prepare_chunk(const RuleParams& p, int64_t chunk
       if (head + warp < heads) {
         GateBits bits = {};
         chunk_sm90::load_gates(p, chunk, key_head * heads + head + warp, lane, bits);
-        sum_gates(p, bits, chunk.count, lane, smem.gates[warp]);
+        sum_gates(p, bits, key_head * heads + head + warp, chunk.count, lane, smem.gates[warp]);
       }
       __syncthreads();
     }

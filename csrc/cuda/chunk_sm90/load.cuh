@@ -129,23 +129,43 @@ __device__ __forceinline__ void scale_row(int pass, int thread, fp16_t* smem_til
   }
 }
 
-// log2 of the decay. One token's is cut at 2^-185, which is 0 in fp32: a sum over the chunk stays finite and keeps digits
+// What the rule takes of the gates of value head `head`, from the bits that load_gates left: g, the log decay or the decay itself,
+// and beta of tokens 2 lane and 2 lane + 1. What is not given is of no account.
+__device__ __forceinline__ void read_gates(const RuleParams& p, const GateBits& bits, int64_t head, float (&g)[2],
+                                           float (&beta)[2]) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    g[i] = widen_bits(bits.g[i], p.g.dtype);
+    beta[i] = widen_bits(bits.beta[i], p.beta.dtype);
+  }
+  if (!has_raw_gates(p)) return;
+#pragma unroll 1
+  for (int i = 0; i < 2; ++i) {   // rolled: long code that most calls do not need. Each turn the tokens change places
+    const float log_decay = gate_of(p, g[0], head), strength = beta_of(p, beta[0]);
+    g[0] = g[1];
+    g[1] = log_decay;
+    beta[0] = beta[1];
+    beta[1] = strength;
+  }
+}
+
+// log2 of the decay, from what read_gates gives. One token's is cut at 2^-185, which is 0 in fp32: a sum over the chunk stays finite and keeps digits
 // behind a token that forgets everything (-inf, -1e4). NaN stays.
-__device__ __forceinline__ float log2_decay(float g, bool gate_is_linear) {
-  const float x = gate_is_linear ? log2f(g) : g * 1.44269504f;
+__device__ __forceinline__ float log2_decay(float g, GateDomain domain) {
+  const float x = domain == GateDomain::kLinear ? log2f(g) : g * 1.44269504f;
   return x < -185.0f ? -185.0f : x;
 }
 
 // By one warp, from the bits that load_gates left with it: running sums and betas of tokens 2 lane and 2 lane + 1.
-__device__ __forceinline__ void sum_gates(const RuleParams& p, const GateBits& bits, int count, int lane, float2& sum,
-                                          float2& beta) {
+__device__ __forceinline__ void sum_gates(const RuleParams& p, const GateBits& bits, int64_t head, int count, int lane,
+                                          float2& sum, float2& beta) {
   float log_decay[2], factor[2];
+  read_gates(p, bits, head, log_decay, factor);
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const bool inside = 2 * lane + i < count;
-    log_decay[i] =
-        inside && p.g.given() ? log2_decay(widen_bits(bits.g[i], p.g.dtype), p.gate_is_linear) : 0.0f;
-    factor[i] = inside ? (p.beta.given() ? widen_bits(bits.beta[i], p.beta.dtype) : 1.0f) : 0.0f;
+    log_decay[i] = inside && p.g.given() ? log2_decay(log_decay[i], p.gate_domain) : 0.0f;
+    factor[i] = inside ? (p.beta.given() ? factor[i] : 1.0f) : 0.0f;
   }
   inclusive_sum_64(log_decay[0], log_decay[1], lane);
   sum = make_float2(log_decay[0], log_decay[1]);

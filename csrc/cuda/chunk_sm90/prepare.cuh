@@ -115,10 +115,10 @@ __device__ __forceinline__ void look_ahead(const RuleParams& p, uint32_t before,
 }
 
 // The gates of a warp's value head: to its tables, and what the carriers of the state need.
-__device__ __forceinline__ void make_gates(const RuleParams& p, const GateBits& bits, int count, int lane, Gates* gmem,
-                                           Tables& smem) {
+__device__ __forceinline__ void make_gates(const RuleParams& p, const GateBits& bits, int64_t head, int count, int lane,
+                                           Gates* gmem, Tables& smem) {
   float2 sum, beta;
-  sum_gates(p, bits, count, lane, sum, beta);
+  sum_gates(p, bits, head, count, lane, sum, beta);
   write_gates(sum, lane, gmem);
   make_tables(sum, beta, lane, smem);
 }
@@ -174,7 +174,7 @@ __device__ __forceinline__ void prepare_item(const RuleParams& p, PrepareMemory<
     GateBits bits = {};
     if (is_there) load_gates(p, mine.chunk, head_of_call, lane, bits);
     if (is_first && mine.chunk.count > 0) bring_keys(p, mine.chunk, mine.key_head, own_thread(), smem.keys);
-    if (is_there) make_gates(p, bits, mine.chunk.count, lane, &gmem->first.gates, smem.tables[warp]);
+    if (is_there) make_gates(p, bits, head_of_call, mine.chunk.count, lane, &gmem->first.gates, smem.tables[warp]);
     if (is_first) make_products<Section, io_t>(p, mine, smem);
     if (is_there) solve_head(smem.products, smem.tables[warp], lane, smem.head[warp], gmem);
     is_first = false;

@@ -73,11 +73,11 @@ inline bool moves_in_chunks(const View& view, int64_t columns) {
   return whole;
 }
 
-// Whether a Call can hold these strides and sizes.
+// Whether a Call can hold these strides and sizes. Raw gates are the recurrence's: they would lie in the way of all others.
 inline bool has_call(const RuleParams& p) {
   const Dims& dims = p.dims;
   const View &in = p.initial_state, &out = p.state;
-  if (dims.B * dims.T >= 1 << 24 || p.pool_in > INT32_MAX || p.pool_out > INT32_MAX) return false;
+  if (has_raw_gates(p) || dims.B * dims.T >= 1 << 24 || p.pool_in > INT32_MAX || p.pool_out > INT32_MAX) return false;
   if (in.given() && out.given() && (in.dtype != out.dtype || is_v_first(in) != is_v_first(out))) return false;
   for (const View* state : {&in, &out}) {
     if (state->given() && !moves_in_vectors(*state, dims)) return false;
@@ -128,7 +128,7 @@ inline Call call_of(const RuleParams& p) {
   call.beta_dtype = p.beta.dtype;
   call.scale = p.scale;
   call.use_qk_l2norm = p.use_qk_l2norm;
-  call.gate_is_linear = p.gate_is_linear;
+  call.gate_is_linear = p.gate_domain == GateDomain::kLinear;
   call.moves_keys = moves_in_chunks(p.q, p.dims.K) && moves_in_chunks(p.k, p.dims.K);
   call.is_plain = !is_ragged && !p.slots.given() && !p.out_slots.given() && p.has_initial_state.data == nullptr &&
                   p.rows.min_length <= p.dims.T && p.rows.max_length >= p.dims.T &&

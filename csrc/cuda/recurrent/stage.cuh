@@ -119,10 +119,15 @@ __device__ __forceinline__ void store_quad(float* smem, const Pack<float, 4>& qu
   *reinterpret_cast<Pack<float, 4>*>(smem) = quad;
 }
 
+// What the rule takes of raw gates of value head h. Out of line: its registers would be the whole kernel's.
+__device__ __noinline__ float2 open_gates(const RuleParams& p, float g, float beta, int64_t h) {
+  return make_float2(gate_of(p, g, h), beta_of(p, beta));
+}
+
 // k, q and v to shared memory as fp32, with the scalars of every head. The sums k k, q q and k q are rule.h's.
 template <class io_t, int kSteps>
 __device__ __forceinline__ void stage_token(const RuleParams& p, const Tiling& tiling, const Token<kSteps>& token,
-                                            int lane, float* smem_token) {
+                                            int64_t first_head, int lane, float* smem_token) {
   using Layout = TokenLayout<kSteps>;
   const int r = lane % kTokenLanes;
   float kk[4] = {}, qq[4] = {}, kq[4] = {};
@@ -158,8 +163,10 @@ __device__ __forceinline__ void stage_token(const RuleParams& p, const Tiling& t
     sq = __shfl_sync(0xffffffffu, factor, lane - r + 1);
   }
   if (r < tiling.heads) {
-    const float alpha = p.g.given() ? decay_of(widen_bits(token.g, p.g.dtype), p.gate_is_linear) : 1.0f;
-    const float beta = p.beta.given() ? widen_bits(token.beta, p.beta.dtype) : 1.0f;
+    float2 gates = make_float2(widen_bits(token.g, p.g.dtype), widen_bits(token.beta, p.beta.dtype));
+    if (has_raw_gates(p)) gates = open_gates(p, gates.x, gates.y, first_head + r);
+    const float alpha = p.g.given() ? decay_of(gates.x, p.gate_domain == GateDomain::kLinear) : 1.0f;
+    const float beta = p.beta.given() ? gates.y : 1.0f;
     const StepScalars x = step_scalars(alpha, beta, p.scale, sk, sq, sum_kq);
     *reinterpret_cast<StepScalars*>(smem_token + Layout::kScalars + 8 * r) = x;
     smem_token[Layout::kAlpha + r] = x.alpha;
@@ -224,7 +231,7 @@ __device__ __forceinline__ void run_staging(const RuleParams& p, const Tiling& t
       if (t < span.length) store_out(p.out, in_quads.out, source, t, lane % kTokenLanes, smem_out);
     }
     for (int i = first; c + 1 < num_chunks && i < tiling.chunk; i += step) {
-      stage_token<io_t>(p, tiling, token, lane, smem_chunk + i * kFloats);
+      stage_token<io_t>(p, tiling, token, work.head, lane, smem_chunk + i * kFloats);
       const int64_t t = (c + 1) * tiling.chunk + i + step + token_of_pass;
       load_token<io_t>(p, in_quads, source, t, t < span.length, token);
     }
