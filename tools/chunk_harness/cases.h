@@ -275,6 +275,7 @@ inline std::vector<Case> all() {
     add("no initial state", [&](Case& c) { c.T = 200; c.s_scale = 0; });
     add("no l2norm", [&](Case& c) { c.T = 200; c.l2norm = false; });
     for (int T : {1024, 4096}) add("correlated keys, " + std::to_string(T), [&](Case& c) { c.T = T; c.keys = 1; });
+    add("correlated keys, tiny decay", [&](Case& c) { c.T = 1024; c.keys = 1; c.gates = 4; });
     add("v 1e4", [&](Case& c) { c.T = 200; c.v_scale = 1e4f; });
     if (io == DType::kBFloat16) add("v 1e6", [&](Case& c) { c.T = 200; c.v_scale = 1e6f; });
     if (io == DType::kBFloat16) add("v 1e30", [&](Case& c) { c.T = 200; c.v_scale = 1e30f; c.out_fp32 = true; });

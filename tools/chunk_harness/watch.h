@@ -29,7 +29,7 @@ struct Watch {
       t[i] = element(chunk_sm90::panel_start<chunk_sm90::PlacesOfT>(col / 16), row ^ 48, col);
       m[i] = element(chunk_sm90::panel_start<chunk_sm90::PlacesOfM>(col / 16), row, col) / chunk_sm90::kQueryFactor;
     }
-    for (int i = warp * 32 + lane; i < 64; i += 128) decay[i] = stage.solved.first.gates.decay[chunk_sm90::token_place(i)];
+    for (int i = warp * 32 + lane; i < 64; i += 128) decay[i] = stage.solved.first.gates.read[chunk_sm90::token_place(i)];
   }
   __device__ void start(int, int) const {}
   __device__ void phase(chunk_sm90::Phase) const {}
@@ -130,6 +130,16 @@ static int compare_watch(const Problem& p, DType io, int chunk, const std::vecto
     X[v * 64 + t] = V[t * 64 + v] - std::exp(G[t]) * s;
   }
   for (int v = 0; v < 64; ++v) for (int i = 0; i < 64; ++i) for (int j = 0; j <= i; ++j) U[v * 64 + i] += T[i * 64 + j] * X[v * 64 + j];
+  for (int i = 0; i < n && c.l2norm; ++i) {   // as the kernel keeps them (load.cuh)
+    const uint16_t* const x = p.qkv.data() + static_cast<size_t>(first + i) * p.total_channels;
+    float kk = 0;
+    for (int j = 0; j < K; ++j) kk += cases::load16(x[K + j], io) * cases::load16(x[K + j], io);
+    const double k_scale = chunk_sm90::key_factors(kk, 1 / std::sqrt(kk + 1e-6f), i).k_scale;
+    for (int j = 0; j < K; ++j) key[i * K + j] /= k_scale, query[i * K + j] /= k_scale;
+    for (int j = 0; j < 64; ++j) T[i * 64 + j] *= k_scale;
+    for (int v = 0; v < 64; ++v) SK[v * 64 + i] /= k_scale, U[v * 64 + i] *= k_scale;
+    decay[i] *= k_scale;
+  }
   printf("%s\n", c.name.c_str());
   double worst = 0;
   worst = std::max(worst, rel(got[4], decay, "decay", 64));

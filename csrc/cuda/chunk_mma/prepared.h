@@ -61,9 +61,9 @@ using TilesOf = std::conditional_t<kParts<Solved> == 2, HighTiles, LowerBlocks>;
 template <class Solved>
 using GatesOf = std::conditional_t<kParts<Solved> == 2, HighGates, Gates>;
 
-GDN_INLINE const float* read_k_of(const Gates& gates) { return gates.decay; }
-GDN_INLINE const float* read_q_of(const Gates& gates) { return gates.decay; }
-GDN_INLINE float chunk_decay_of(const Gates& gates) { return gates.decay[kChunk - 1]; }
+GDN_INLINE const float* read_k_of(const Gates& gates) { return gates.read; }
+GDN_INLINE const float* read_q_of(const Gates& gates) { return gates.read; }
+GDN_INLINE float chunk_decay_of(const Gates& gates) { return gates.read[kChunk - 1]; }
 GDN_INLINE const float* read_k_of(const HighGates& gates) { return gates.read_k; }
 GDN_INLINE const float* read_q_of(const HighGates& gates) { return gates.read_q; }
 GDN_INLINE float chunk_decay_of(const HighGates& gates) { return gates.decay[0]; }

@@ -6,7 +6,9 @@
 // In blocks of 16 rows and columns, indices of blocks from here on:
 //     W_ii = (I + diag(beta_i) L_ii)^-1 diag(beta_i), fp32 (tile/solve.cuh);   T''_ii = W_ii diag(d_64,i)
 //     W_ij = -W_ii sum_{m=j}^{i-1} (K_i K_m^T) W_mj for j < i;                 T'' the same, from T''_mj
-// by fp16 operands and fp32 sums. T'' has a recursion of its own because what rounding a row of it does is then made up for in
+// With keys kept as k = k_scale k' (load.cuh) the same holds of T'' and W times k_scale by rows, if beta k_scale takes the place
+// of beta and k' of the right k in K K^T and Q K^T: M stays as it is, and K'^T (T'' X) is the write. So it is done here.
+// Operands are fp16, sums fp32. T'' has a recursion of its own because what rounding a row of it does is then made up for in
 // the rows below: rounded from W it has a tenth more error in the state where keys are alike.
 // All are made transposed, so that sums become left operands and K_i K_m^T and N_im right ones as they lie in registers.
 // Nothing is exchanged between warps. Without decays W is bounded where beta |k|^2 <= 2, the rule's own region.
@@ -22,7 +24,7 @@ namespace gdn::cuda::chunk_sm90 {
 
 // The gates of a head as its warp uses them.
 struct Tables {
-  float sum[kChunk], beta[kChunk];   // running sums of log2 decay, inclusive; betas, of missing tokens 0
+  float sum[kChunk], beta[kChunk];   // running sums of log2 decay, inclusive; betas times k_scale, of missing tokens 0
   float from[kChunk];                // the decay from the end of the block before to the token
   float reach[kBlocks16][kChunk];    // [i - 1]: the decay from the token to the end of block i - 1, for tokens up to there
 

@@ -84,6 +84,19 @@ __device__ __forceinline__ void load_gates(const RuleParams& p, const ChunkOfRow
   if (p.beta.given()) load(p.beta, bits.beta);
 }
 
+// With l2norm a row of k is kept times a power of two, 2^(ceil(-log2 length)), which fp16 holds exactly: what rounding a
+// normalised key does to the state would be half of all errors where keys are alike. Times k_scale, 1/2 to 1, it is the
+// normalised row. The last token's row is kept normalised: there decay * k_scale is the decay of the whole chunk.
+struct KeyFactors {
+  float power, k_scale, inverse;   // inverse: 1 / k_scale
+};
+__device__ __forceinline__ KeyFactors key_factors(float squares, float factor, int row) {
+  if (row == kChunk - 1 || factor == 0.0f) return {factor, 1.0f, 1.0f};   // 0: missing, or its squares overflow
+  const uint32_t power = (float_bits(factor) + 0x007fffffu) & 0x7f800000u;
+  const float k_scale = factor * bits_float(0x7f000000u - power);
+  return {bits_float(power), k_scale, bits_float(power) * ((squares + kNormEpsilon) * factor)};
+}
+
 // What a row of k or q is to be multiplied by: 1 / length with l2norm, 0 from row `count` on.
 __device__ __forceinline__ float row_factor(float squares, bool use_l2norm, bool is_inside) {
   return !is_inside ? 0.0f : use_l2norm ? rsqrtf(squares + kNormEpsilon) : 1.0f;
@@ -172,10 +185,10 @@ __device__ __forceinline__ void sum_gates(const RuleParams& p, const GateBits& b
   beta = make_float2(factor[0], factor[1]);
 }
 
-// What the carriers of the state need of the gates, from the running sums of tokens 2 lane and 2 lane + 1.
-__device__ __forceinline__ void write_gates(const float2& sum, int lane, Gates* gmem) {
-  *reinterpret_cast<float2*>(gmem->decay + token_place(2 * lane)) =
-      make_float2(ptx::ex2_approx_ftz(sum.x), ptx::ex2_approx_ftz(sum.y));
+// What the carriers of the state need of the gates, from the running sums and k_scales of tokens 2 lane and 2 lane + 1.
+__device__ __forceinline__ void write_gates(const float2& sum, const float2& k_scale, int lane, Gates* gmem) {
+  *reinterpret_cast<float2*>(gmem->read + token_place(2 * lane)) =
+      make_float2(ptx::ex2_approx_ftz(sum.x) * k_scale.x, ptx::ex2_approx_ftz(sum.y) * k_scale.y);
 }
 
 }  // namespace gdn::cuda::chunk_sm90

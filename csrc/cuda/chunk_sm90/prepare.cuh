@@ -34,6 +34,7 @@ struct alignas(1024) PrepareMemory {
   };
   Tables tables[kWarps];        // a warp's each
   Products products;
+  float k_scale[kChunk];        // load.cuh
   Item item;           // here and not in registers; the next one from when the products are made
   Item mine[kWarps];   // a warp's copy for its heads
   int heads, shift;    // value heads of a key head; what first_head_of adds
@@ -76,19 +77,27 @@ __device__ __forceinline__ void bring_keys(const RuleParams& p, const ChunkOfRow
   ptx::cp_async_commit_group();
 }
 
-// Normalises them in shared memory and, if it is not null, to `gmem`. One row after the other in one piece of code.
+// Normalises them in shared memory, as Keys says, and, if it is not null, to `gmem`. One row after the other in one piece of
+// code, of each token that of k, then that of q.
 template <class io_t, int kKeyDim>
 __device__ __forceinline__ void normalise_keys(bool use_l2norm, int count, int thread, Keys<kKeyDim>& smem,
-                                               Keys<kKeyDim>* gmem) {
+                                               float* smem_k_scale, Keys<kKeyDim>* gmem) {
+  float inverse = 1.0f;
+  const auto factor_of = [&](int row, bool is_q, float squares) {
+    const float factor = row_factor(squares, use_l2norm, row < count);
+    if (is_q) return use_l2norm ? kQueryFactor * factor * inverse : factor;
+    const KeyFactors key = use_l2norm ? key_factors(squares, factor, row) : KeyFactors{factor, 1.0f, 1.0f};
+    inverse = key.inverse;
+    if (thread % kLanesPerRow == 0) smem_k_scale[row] = key.k_scale;
+    return key.power;
+  };
   ptx::cp_async_wait_group<0>();   // each thread reads what itself has copied
 #pragma unroll 2
   for (int i = 0; i < 2 * kChunk / kRowsPerPass; ++i) {
-    fp16_t* const gmem_image = gmem == nullptr ? nullptr : i % 2 == 0 ? gmem->k : gmem->q;
-    scale_row<io_t, kKeyDim>(i / 2, thread, i % 2 == 0 ? smem.k : smem.q, gmem_image,
-                             [&](int row, const auto&, float squares) {
-                               const float factor = row_factor(squares, use_l2norm, row < count);
-                               return i % 2 == 1 && use_l2norm ? kQueryFactor * factor : factor;
-                             });
+    const bool is_q = i % 2 == 1;
+    fp16_t* const gmem_image = gmem == nullptr ? nullptr : is_q ? gmem->q : gmem->k;
+    scale_row<io_t, kKeyDim>(i / 2, thread, is_q ? smem.q : smem.k, gmem_image,
+                             [&](int row, const auto&, float squares) { return factor_of(row, is_q, squares); });
   }
 }
 
@@ -114,13 +123,20 @@ __device__ __forceinline__ void look_ahead(const RuleParams& p, uint32_t before,
   if (lane == 0) smem = item;
 }
 
-// The gates of a warp's value head: to its tables, and what the carriers of the state need.
+// The gates of a warp's value head to its tables.
 __device__ __forceinline__ void make_gates(const RuleParams& p, const GateBits& bits, int64_t head, int count, int lane,
-                                           Gates* gmem, Tables& smem) {
+                                           Tables& smem) {
   float2 sum, beta;
   sum_gates(p, bits, head, count, lane, sum, beta);
-  write_gates(sum, lane, gmem);
   make_tables(sum, beta, lane, smem);
+}
+
+// The same when the keys are there: betas times their k_scales (head.cuh), and what the carriers of the state need.
+__device__ __forceinline__ void scale_gates(const float* smem_k_scale, int lane, Gates* gmem, Tables& smem) {
+  const float2 k_scale = reinterpret_cast<const float2*>(smem_k_scale)[lane];
+  float2& beta = reinterpret_cast<float2*>(smem.beta)[lane];
+  beta = make_float2(beta.x * k_scale.x, beta.y * k_scale.y);
+  write_gates(reinterpret_cast<const float2*>(smem.sum)[lane], k_scale, lane, gmem);
 }
 
 // Keys and products of an item whose k and q are under way, by all warps; then one finds the next item. On Hopper one thread
@@ -131,16 +147,16 @@ __device__ __forceinline__ void make_products(const RuleParams& p, const Item& m
   Keys<kKeyDim>* const gmem = keys_of<kKeyDim>(p, mine.chunk_row, mine.key_head);
   if constexpr (Section::kHasWgmma) {
     const bool copies = count > 0 && thread == 0;
-    if (count > 0) normalise_keys<io_t, kKeyDim>(p.use_qk_l2norm, count, thread, smem.keys, nullptr);
+    if (count > 0) normalise_keys<io_t, kKeyDim>(p.use_qk_l2norm, count, thread, smem.keys, smem.k_scale, nullptr);
     ptx::fence_proxy_async();
     __syncthreads();   // k and q are there
     if (copies) ptx::bulk_copy_to_global(gmem, ptx::shared_address(&smem.keys), sizeof(smem.keys));
-    if (count > 0) multiply_as_group(smem.keys, thread / 32, thread % 32, smem.products);
+    if (count > 0) multiply_as_group(smem.keys, smem.k_scale, thread / 32, thread % 32, smem.products);
     if (copies) ptx::bulk_wait_until_read();
   } else {
-    if (count > 0) normalise_keys<io_t>(p.use_qk_l2norm, count, thread, smem.keys, gmem);
+    if (count > 0) normalise_keys<io_t>(p.use_qk_l2norm, count, thread, smem.keys, smem.k_scale, gmem);
     __syncthreads();   // k and q are there
-    if (count > 0) multiply(smem.keys, first_head_of(smem.shift), thread % 32, smem.products);
+    if (count > 0) multiply(smem.keys, smem.k_scale, first_head_of(smem.shift), thread % 32, smem.products);
   }
   if (is_relayed(p)) {   // the words of relay.cuh are needed from here on; each time but the first this waits for nothing
     ptx::griddepcontrol_wait();
@@ -174,9 +190,12 @@ __device__ __forceinline__ void prepare_item(const RuleParams& p, PrepareMemory<
     GateBits bits = {};
     if (is_there) load_gates(p, mine.chunk, head_of_call, lane, bits);
     if (is_first && mine.chunk.count > 0) bring_keys(p, mine.chunk, mine.key_head, own_thread(), smem.keys);
-    if (is_there) make_gates(p, bits, head_of_call, mine.chunk.count, lane, &gmem->first.gates, smem.tables[warp]);
+    if (is_there) make_gates(p, bits, head_of_call, mine.chunk.count, lane, smem.tables[warp]);
     if (is_first) make_products<Section, io_t>(p, mine, smem);
-    if (is_there) solve_head(smem.products, smem.tables[warp], lane, smem.head[warp], gmem);
+    if (is_there) {
+      scale_gates(smem.k_scale, lane, &gmem->first.gates, smem.tables[warp]);
+      solve_head(smem.products, smem.tables[warp], lane, smem.head[warp], gmem);
+    }
     is_first = false;
     head += kWarps;
   } while (head < smem.heads);

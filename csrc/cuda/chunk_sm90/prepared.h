@@ -17,8 +17,9 @@ namespace gdn::cuda::chunk_sm90 {
 constexpr int kChunk = 64;       // tokens of a chunk
 constexpr int kValueTile = 64;   // columns of V of a tile, what a group (Hopper) or a block carries S for
 
-// Of a key head: normalised rows (q's times kQueryFactor where there is l2norm), fp16, [64 t][kKeyDim] in panels of 64 columns,
-// swizzled (tile/swizzle.cuh); 0 for missing tokens. In shared memory it starts at a multiple of 1024 bytes.
+// Of a key head: rows of k and q, fp16, [64 t][kKeyDim] in panels of 64 columns, swizzled (tile/swizzle.cuh); 0 for missing
+// tokens. Where there is l2norm k is normalised but for a factor of the token, k_scale (load.cuh), and q times kQueryFactor /
+// k_scale, so that one factor serves what both read. In shared memory it starts at a multiple of 1024 bytes.
 template <int kKeyDim>
 struct alignas(16) Keys {
   fp16_t k[kChunk * kKeyDim];
@@ -33,7 +34,7 @@ GDN_INLINE float output_scale(const RuleParams& p) { return p.use_qk_l2norm ? p.
 
 // Per token of a chunk, at the token's place, fp32; missing tokens have log decay 0.
 struct Gates {
-  float decay[kChunk];   // from the chunk's start to the token; the last one is the whole chunk's
+  float read[kChunk];   // of k S and q S: the decay from the chunk's start to the token times k_scale; the last is the chunk's
 };
 
 // Where a token's factor lies: the tokens of a lane's columns of sums (tile/fragment.cuh), 8 b + 2 j and 8 b + 2 j + 1 of lane
@@ -45,7 +46,7 @@ GDN_INLINE constexpr int token_place(int token) {
 using Block16 = fp16_t[16 * 16];   // a block of rows of a panel of 16 columns (tile/swizzle.cuh)
 
 // Of a value head, in the symbols of kernel.cuh: what takes X to the write and to o, fp16,
-//     T'' = diag(e^(sum_64 - sum)) (I + A)^-1 diag(beta),   M = P (I + A)^-1 diag(beta),   [64 out][64 in]
+//     T'' = diag(k_scale e^(sum_64 - sum)) (I + A)^-1 diag(beta),   M = P (I + A)^-1 diag(beta),   [64 out][64 in]
 // in panels of 16 columns, of which only the blocks on and below the diagonal are here: four of panel 0, one of panel 3. In
 // shared memory zeros stand for the others (config.h). M's rows of blocks rise in a panel, those of T'' fall, so that the zeros
 // lie before a panel of M and behind one of T'': one chunk is three pieces with zeros between, and they serve both sides.

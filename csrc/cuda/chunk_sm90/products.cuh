@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// K K^T and Q K^T of a chunk's normalised keys and queries, once for all value heads of a key head: in shared memory, on and
-// below the diagonal, as the fragments that head.cuh multiplies with. By the four warps of a block, on Hopper with wgmma (a
+// K K^T and Q K^T of a chunk's keys and queries, once for all value heads of a key head: in shared memory, on and below the
+// diagonal, each row times its token's k_scale (load.cuh), as the fragments that head.cuh multiplies with. By the four warps of a block, on Hopper with wgmma (a
 // warp has the rows that wgmma gives it), elsewhere with mma.sync (each warp a quarter of the blocks).
 #pragma once
 
@@ -36,6 +36,12 @@ __device__ __forceinline__ Words<16> right_operand(const float (&x)[8], bool is_
            round_pair_fp16(first_in ? x[6] : 0.0f, second_in ? x[7] : 0.0f)}};
 }
 
+// Sums of a block of rows times the factors of this thread's rows.
+__device__ __forceinline__ void scale_block(float upper, float lower, float (&x)[8]) {
+#pragma unroll
+  for (int i = 0; i < 8; ++i) x[i] *= i / 2 % 2 == 0 ? upper : lower;
+}
+
 // Sums of diagonal block `i` of K K^T to where they are used.
 __device__ __forceinline__ void put_diagonal(const float (&x)[8], int i, int lane, Products& smem) {
   smem.on_diagonal[i][0][lane] = make_float4(x[0], x[1], x[2], x[3]);
@@ -44,7 +50,8 @@ __device__ __forceinline__ void put_diagonal(const float (&x)[8], int i, int lan
 
 // A quarter of the products, five blocks: K K^T or Q K^T, those of row blocks 3 and 0 or of 2 and 1.
 template <int kKeyDim>
-__device__ __forceinline__ void multiply(const Keys<kKeyDim>& keys, int quarter, int lane, Products& smem) {
+__device__ __forceinline__ void multiply(const Keys<kKeyDim>& keys, const float* k_scale, int quarter, int lane,
+                                         Products& smem) {
   constexpr uint32_t kBlockRowBytes = 16 * kPanelRowBytes;
   // Blocks (low, 0), (low, 1), (low, 2), (high, 0), (last, last): row blocks 3, 0, 3 or 2, 1, 1.
   const int low = 3 - quarter % 2, high = quarter % 2, last = 3 - 2 * high;
@@ -82,6 +89,7 @@ __device__ __forceinline__ void multiply(const Keys<kKeyDim>& keys, int quarter,
   for (int n = 0; n < 5; ++n) {
     const int row = n == 3 ? high : n == 4 ? last : low, column = n < 3 ? n : n == 3 ? 0 : last;
     const bool is_diagonal = n == 4 || row == column;   // of the others block (1, 0) only is not n < 3
+    scale_block(k_scale[16 * row + lane / 4], k_scale[16 * row + lane / 4 + 8], sums[n]);
     if (quarter < 2 && is_diagonal) {
       put_diagonal(sums[n], row, lane, smem);
     } else {
@@ -91,9 +99,13 @@ __device__ __forceinline__ void multiply(const Keys<kKeyDim>& keys, int quarter,
 }
 
 // The sums of rows of block `row`, all columns, to where they are used.
-__device__ __forceinline__ void put_products(const float (&kk)[32], const float (&qk)[32], int row, int lane, Products& smem) {
-  const auto block = [](const float (&sums)[32], int j) -> const float(&)[8] {
-    return *reinterpret_cast<const float(*)[8]>(sums + 8 * j);
+__device__ __forceinline__ void put_products(const float* k_scale, float (&kk)[32], float (&qk)[32], int row, int lane,
+                                             Products& smem) {
+  const float upper = k_scale[16 * row + lane / 4], lower = k_scale[16 * row + lane / 4 + 8];
+  const auto block = [&](float (&sums)[32], int j) -> const float(&)[8] {
+    float(&x)[8] = *reinterpret_cast<float(*)[8]>(sums + 8 * j);
+    scale_block(upper, lower, x);
+    return x;
   };
 #pragma unroll
   for (int j = 0; j < kBlocks16; ++j) {
@@ -109,7 +121,8 @@ __device__ __forceinline__ void put_products(const float (&kk)[32], const float 
 // All products by one warpgroup, of which this is a warp; keys are there for wgmma. Blocks right of the diagonal are multiplied
 // too: fewer columns would be other instructions for each warp.
 template <int kKeyDim>
-__device__ __forceinline__ void multiply_as_group(const Keys<kKeyDim>& keys, int warp, int lane, Products& smem) {
+__device__ __forceinline__ void multiply_as_group(const Keys<kKeyDim>& keys, const float* k_scale, int warp, int lane,
+                                                  Products& smem) {
   float kk[32], qk[32];
   const uint64_t k = k_major_descriptor(keys.k), q = k_major_descriptor(keys.q);
   ptx::wgmma_fence();
@@ -124,7 +137,7 @@ __device__ __forceinline__ void multiply_as_group(const Keys<kKeyDim>& keys, int
   ptx::wgmma_wait_group<0>();
   hold(kk);
   hold(qk);
-  put_products(kk, qk, warp, lane, smem);
+  put_products(k_scale, kk, qk, warp, lane, smem);
 }
 
 }  // namespace gdn::cuda::chunk_sm90

@@ -85,7 +85,7 @@ __device__ __forceinline__ void run_chain(bool has_values, int num_chunks, int g
   wait_phase(smem.full[0], 0);
   take_values(smem.stage[0]);
   start_operand(of_v, state, largest);
-  float chunk_decay = smem.stage[0].solved.first.gates.decay[kChunk - 1];
+  float chunk_decay = smem.stage[0].solved.first.gates.read[kChunk - 1];
 #pragma unroll 1
   for (int chunk = 0; chunk < num_chunks; ++chunk) {
     const ChainStage<kKeyDim>& stage = smem.stage[turn.slot];
@@ -96,7 +96,7 @@ __device__ __forceinline__ void run_chain(bool has_values, int num_chunks, int g
     {
       float2 decay[8];
       float v[32];
-      if (always) read_factors(stage.solved.first.gates.decay, lane, decay);
+      if (always) read_factors(stage.solved.first.gates.read, lane, decay);
       scale_values<io_t>(stored_v, state, v);
       ptx::wgmma_wait_group<0>();   // S^T k^T
       hold(sums);
@@ -117,7 +117,7 @@ __device__ __forceinline__ void run_chain(bool has_values, int num_chunks, int g
     if (chunk + 1 < num_chunks) {
       wait_phase(smem.full[turn.slot], turn.parity);
       take_values(smem.stage[turn.slot]);
-      chunk_decay = smem.stage[turn.slot].solved.first.gates.decay[kChunk - 1];
+      chunk_decay = smem.stage[turn.slot].solved.first.gates.read[kChunk - 1];
     }
     largest[0] = largest[1] = 0;
     if constexpr (kPanels == 2) {   // the first panel is rounded while the second is under way

@@ -114,7 +114,7 @@ __device__ __forceinline__ void run_tile(const Work& work, int first, int end, i
   take_values<io_t>(start, warp, lane, tile, stored_v, of_v);
   start_operand(of_v, state, largest);
   wait_phase(smem.full[turn.slot], turn.parity);
-  float chunk_decay = smem.stage[turn.slot].solved.first.gates.decay[kChunk - 1];
+  float chunk_decay = smem.stage[turn.slot].solved.first.gates.read[kChunk - 1];
 #pragma unroll 1
   for (int chunk = start; chunk < end; ++chunk) {
     const bool is_last = chunk + 1 == end;
@@ -129,7 +129,7 @@ __device__ __forceinline__ void run_tile(const Work& work, int first, int end, i
     float2 decay[8];
     {
       float v[32];
-      if (end > 0) read_factors(stage.solved.first.gates.decay, lane, decay);
+      if (end > 0) read_factors(stage.solved.first.gates.read, lane, decay);
       scale_values<io_t>(stored_v, state, v);
       ptx::wgmma_wait_group<0>();   // S^T k^T
       hold(sums);
@@ -163,7 +163,7 @@ __device__ __forceinline__ void run_tile(const Work& work, int first, int end, i
     if (has_next) wait_phase(smem.full[turn.slot], turn.parity);
     if (!is_last) {
       take_values<io_t>(chunk + 1, warp, lane, tile, stored_v, of_v);
-      chunk_decay = smem.stage[turn.slot].solved.first.gates.decay[kChunk - 1];
+      chunk_decay = smem.stage[turn.slot].solved.first.gates.read[kChunk - 1];
     }
     observer.phase(Phase::kTaken);
     largest[0] = largest[1] = 0;
