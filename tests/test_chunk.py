@@ -56,12 +56,14 @@ def crossover(kernel):
 
 @pytest.mark.kernels_ci
 @pytest.mark.parametrize("out_dtype", (None, torch.float32), ids=("own", "fp32"))
-@pytest.mark.parametrize("keys", ("random", "correlated"))
+@pytest.mark.parametrize("keys, slower", (("random", 16), ("correlated", 1), ("correlated", 1000)))
+@pytest.mark.parametrize("T", (1024, 4096))
 @each_half
-def test_error_over_many_tokens(kernel, device, dtype, keys, out_dtype):
-    """T = 1024 against float64, output and state; the random keys under a slower decay than usual"""
-    x = rule_inputs(1, 1024, TENSOR_CORES, dtype=dtype)
-    x = correlated(x) if keys == "correlated" else x._replace(g=x.g / 16)
+def test_error_over_many_tokens(kernel, device, dtype, T, keys, slower, out_dtype):
+    """Against float64, output and state; the keys under the usual decay, a slower one, hardly any"""
+    x = rule_inputs(1, T, TENSOR_CORES, dtype=dtype)
+    x = x._replace(g=x.g / slower)
+    x = correlated(x) if keys == "correlated" else x
     state = rule_state(1, TENSOR_CORES)
     expected = oracle.gated_delta_rule(*x, state, **NORM)
     mine, out = state.to(device, copy=True), None

@@ -33,7 +33,8 @@ void add_raw_gates(const Checker& check, const OptionalTensor& A_log, const Opti
 }
 
 GateDomain gate_domain_of(const Checker& check, int64_t domain) {
-  check.require(domain >= 0 && domain <= 2, "gate_domain must be 0 (log), 1 (linear) or 2 (raw), got " + std::to_string(domain));
+  const bool is_known = domain >= 0 && domain <= 2;
+  check.require(is_known, "gate_domain must be 0 (log), 1 (linear) or 2 (raw), got " + std::to_string(domain));
   return static_cast<GateDomain>(domain);
 }
 

@@ -40,7 +40,8 @@ struct RuleParams {
   RowRange rows;
   int64_t segment_tokens;        // of that kernel, set by its launcher: tokens from cut to cut of a row; 0: none
   // Of that kernel, set by its launcher where it prepares and carries side by side (relay.cuh): chunks of key heads that are
-  // prepared before, 0: all; multiprocessors that then prepare no more, for the carrying; blocks that go on at least.
+  // prepared before, 0: all; multiprocessors that the preparation then leaves to the carrying; blocks of it that go on at
+  // least.
   int64_t items_ahead, released_multiprocessors, staying_blocks;
   View checkpoints;              // [total_checkpoints, Hv, K, V], written; not given: none
   int64_t total_checkpoints;

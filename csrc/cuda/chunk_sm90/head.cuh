@@ -6,8 +6,8 @@
 // In blocks of 16 rows and columns, indices of blocks from here on:
 //     W_ii = (I + diag(beta_i) L_ii)^-1 diag(beta_i), fp32 (tile/solve.cuh);   T''_ii = W_ii diag(d_64,i)
 //     W_ij = -W_ii sum_{m=j}^{i-1} (K_i K_m^T) W_mj for j < i;                 T'' the same, from T''_mj
-// With keys kept as k = k_scale k' (load.cuh) the same holds of T'' and W times k_scale by rows, if beta k_scale takes the place
-// of beta and k' of the right k in K K^T and Q K^T: M stays as it is, and K'^T (T'' X) is the write. So it is done here.
+// With keys kept as k = k_scale k' (load.cuh) the same holds of T'' and W times k_scale by rows, if beta k_scale takes the
+// place of beta and k' of the right k in K K^T and Q K^T: M stays as it is, and K'^T (T'' X) is the write. So it is done.
 // Operands are fp16, sums fp32. T'' has a recursion of its own because what rounding a row of it does is then made up for in
 // the rows below: rounded from W it has a tenth more error in the state where keys are alike.
 // All are made transposed, so that sums become left operands and K_i K_m^T and N_im right ones as they lie in registers.

@@ -19,8 +19,8 @@
 // Numbers Operands are fp16 (keys and queries after normalisation, rows of S, X, T'' X scaled by powers of two), sums fp32, the
 //         inverse of the 16 x 16 diagonal blocks fp32. What a chunk computes depends on its tokens and on S at its start
 //         only: any batch, and any split at a multiple of 64, gives the same bits.
-// Needs   sm_90a; T < 2^31 - 256; q, k, v bf16 or fp16, unit stride in the head dim, rows at multiples of 16 bytes; K 64 or
-//         128, V a multiple of 64. Source: the chunked WY form of Gated DeltaNet (Yang, Kautz, Hatamizadeh 2024).
+// Needs   sm_90a; T < 2^31 - kTokensAhead (takes.h); q, k, v bf16 or fp16, unit stride in the head dim, rows at multiples of 16
+//         bytes; K 64 or 128, V a multiple of 64. Source: the chunked WY form of Gated DeltaNet (Yang, Kautz, Hatamizadeh 2024).
 #pragma once
 
 #include "../ptx/arch.cuh"

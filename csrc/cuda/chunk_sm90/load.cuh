@@ -142,8 +142,8 @@ __device__ __forceinline__ void scale_row(int pass, int thread, fp16_t* smem_til
   }
 }
 
-// What the rule takes of the gates of value head `head`, from the bits that load_gates left: g, the log decay or the decay itself,
-// and beta of tokens 2 lane and 2 lane + 1. What is not given is of no account.
+// What the rule takes of the gates of value head `head`, from the bits that load_gates left: g, the log decay or the decay
+// itself, and beta of tokens 2 lane and 2 lane + 1. What is not given is of no account.
 __device__ __forceinline__ void read_gates(const RuleParams& p, const GateBits& bits, int64_t head, float (&g)[2],
                                            float (&beta)[2]) {
 #pragma unroll
@@ -162,8 +162,8 @@ __device__ __forceinline__ void read_gates(const RuleParams& p, const GateBits& 
   }
 }
 
-// log2 of the decay, from what read_gates gives. One token's is cut at 2^-185, which is 0 in fp32: a sum over the chunk stays finite and keeps digits
-// behind a token that forgets everything (-inf, -1e4). NaN stays.
+// log2 of the decay, from what read_gates gives. One token's is cut at 2^-185, which is 0 in fp32: a sum over the chunk stays
+// finite and keeps digits behind a token that forgets everything (-inf, -1e4). NaN stays.
 __device__ __forceinline__ float log2_decay(float g, GateDomain domain) {
   const float x = domain == GateDomain::kLinear ? log2f(g) : g * 1.44269504f;
   return x < -185.0f ? -185.0f : x;

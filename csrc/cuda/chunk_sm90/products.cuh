@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // K K^T and Q K^T of a chunk's keys and queries, once for all value heads of a key head: in shared memory, on and below the
-// diagonal, each row times its token's k_scale (load.cuh), as the fragments that head.cuh multiplies with. By the four warps of a block, on Hopper with wgmma (a
-// warp has the rows that wgmma gives it), elsewhere with mma.sync (each warp a quarter of the blocks).
+// diagonal, each row times its token's k_scale (load.cuh), as the fragments that head.cuh multiplies with. By the four warps of
+// a block, on Hopper with wgmma (a warp has the rows that wgmma gives it), elsewhere with mma.sync (each warp a quarter of the
+// blocks).
 #pragma once
 
 #include "../ptx/ldmatrix.cuh"

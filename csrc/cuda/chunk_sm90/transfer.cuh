@@ -13,7 +13,7 @@ using Moved = Tokens<kMovers>;   // of V or o, by the two warps of a tile
 
 // Starts to bring the next chunk of the workspace to its stage, when nobody reads that any more. By one thread. With `waits` it
 // waits for the preparation, as late as it can: code that runs for the first time is slow. kEvictsFirst: its lines make room in
-// the L2 first, right where its readers, the tiles of all its value heads, keep together.
+// the L2 first, which pays where the tiles of all value heads, its readers, keep together.
 template <bool kEvictsFirst, int kKeyDim>
 __device__ __forceinline__ void bring_chunk(const RuleParams& p, bool waits, ChunkToCopy<kKeyDim>& next,
                                             SharedMemory<kKeyDim>& smem) {

@@ -16,7 +16,7 @@ __device__ __forceinline__ void bulk_copy_to_shared(uint32_t smem, const void* g
   if constexpr (kEvictsFirst) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
                  :
-                 : "r"(smem), "l"(gmem), "r"(bytes), "r"(barrier), "l"(kEvictFirst)
+                 : "r"(smem), "l"(gmem), "r"(bytes), "r"(barrier), "l"(kEvictFirstPolicy)
                  : "memory");
   } else {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"

@@ -16,7 +16,7 @@ __device__ __forceinline__ void cp_async_16(uint32_t smem, const void* gmem, int
 // The same, by lines that make room first.
 __device__ __forceinline__ void cp_async_16_evict_first(uint32_t smem, const void* gmem, int bytes) {
   asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(smem), "l"(gmem), "r"(bytes),
-               "l"(kEvictFirst)
+               "l"(kEvictFirstPolicy)
                : "memory");
 }
 

@@ -60,7 +60,7 @@ __device__ __forceinline__ void st_global_evict_first_v4(void* gmem, const uint3
 #if defined(__CUDA_ARCH__)
   asm volatile("st.global.L2::cache_hint.v4.u32 [%0], {%1, %2, %3, %4}, %5;"
                :
-               : "l"(gmem), "r"(word[0]), "r"(word[1]), "r"(word[2]), "r"(word[3]), "l"(kEvictFirst)
+               : "l"(gmem), "r"(word[0]), "r"(word[1]), "r"(word[2]), "r"(word[3]), "l"(kEvictFirstPolicy)
                : "memory");
 #else
   std::memcpy(gmem, word, sizeof(word));
