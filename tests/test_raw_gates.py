@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Raw gates: a rule that gets a and b in the place of g and beta gives the bits of gated_delta_gates and a call with its
-gates, whatever computes it."""
+"""Raw gates: a rule that gets a and b in the place of g and beta gives the bits of gated_delta_gates and a call with
+its gates, whatever computes it."""
 
 import math
 
@@ -124,7 +124,8 @@ def test_gates_at_the_edges(kernel, device, call):
 
 @pytest.mark.parametrize("mode", ("recurrent", "chunk"))
 def test_against_the_oracle(kernel, device, mode):
-    x, state, (A_log, dt_bias) = raw_inputs(1, 130, TENSOR_CORES, "cpu"), rule_state(1, TENSOR_CORES), heads_of(2, "cpu")
+    x, state = raw_inputs(1, 130, TENSOR_CORES, "cpu"), rule_state(1, TENSOR_CORES)
+    A_log, dt_bias = heads_of(2, "cpu")
     gates = oracle.gated_delta_gates(x.g, x.beta, A_log, dt_bias)
     expected = oracle.gated_delta_rule(*x[:3], *gates, state, **NORM)
     mine, heads = state.to(device, copy=True), {"A_log": A_log.to(device), "dt_bias": dt_bias.to(device)}

@@ -20,7 +20,8 @@
 //         inverse of the 16 x 16 diagonal blocks fp32. What a chunk computes depends on its tokens and on S at its start
 //         only: any batch, and any split at a multiple of 64, gives the same bits.
 // Needs   sm_90a; T < 2^31 - kTokensAhead (takes.h); q, k, v bf16 or fp16, unit stride in the head dim, rows at multiples of 16
-//         bytes; K 64 or 128, V a multiple of 64. Source: the chunked WY form of Gated DeltaNet (Yang, Kautz, Hatamizadeh 2024).
+//         bytes; K 64 or 128, V a multiple of 64.
+// Source  The chunked WY form of Gated DeltaNet (Yang, Kautz, Hatamizadeh 2024).
 #pragma once
 
 #include "../ptx/arch.cuh"
