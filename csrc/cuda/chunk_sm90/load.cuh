@@ -90,7 +90,7 @@ __device__ __forceinline__ void load_gates(const RuleParams& p, const ChunkOfRow
 struct KeyFactors {
   float power, k_scale, inverse;   // inverse: 1 / k_scale
 };
-__device__ __forceinline__ KeyFactors key_factors(float squares, float factor, int row) {
+GDN_INLINE KeyFactors key_factors(float squares, float factor, int row) {
   if (row == kChunk - 1 || factor == 0.0f) return {factor, 1.0f, 1.0f};   // 0: missing, or its squares overflow
   const uint32_t power = (float_bits(factor) + 0x007fffffu) & 0x7f800000u;
   const float k_scale = factor * bits_float(0x7f000000u - power);
