@@ -45,15 +45,15 @@ GDN_INLINE float silu(float x) {
 #endif
 }
 
-// g = -exp(A_log) * softplus(a + dt_bias). Both factors are cut to the largest finite number, so that a head with an
-// overflowing rate and a closed gate (inf * 0) decays by nothing instead of turning into NaN.
-GDN_INLINE float log_decay(float a, float A_log, float dt_bias) {
+// g = -exp(A_log) * softplus(a + dt_bias), rate times opening. Both factors are cut to the largest finite number, so that a
+// head with an overflowing rate and a closed gate (inf * 0) decays by nothing instead of turning into NaN.
+GDN_INLINE float finite(float x) {
   constexpr float kLargest = 3.40282347e38f;
-  const float rate = exp(A_log), opening = softplus(add(a, dt_bias));
-  const float finite_rate = rate > kLargest ? kLargest : rate;
-  const float finite_opening = opening > kLargest ? kLargest : opening;
-  return -mul(finite_rate, finite_opening);
+  return x > kLargest ? kLargest : x;
 }
+GDN_INLINE float decay_rate(float A_log) { return finite(exp(A_log)); }
+GDN_INLINE float log_decay_at(float rate, float a, float dt_bias) { return -mul(rate, finite(softplus(add(a, dt_bias)))); }
+GDN_INLINE float log_decay(float a, float A_log, float dt_bias) { return log_decay_at(decay_rate(A_log), a, dt_bias); }
 
 GDN_INLINE float write_strength(float b, bool allow_neg_eigval) {
   const float beta = sigmoid(b);

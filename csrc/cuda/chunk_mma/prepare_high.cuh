@@ -94,11 +94,10 @@ __device__ __forceinline__ double log2_decay(float g, GateDomain domain) {
 }
 
 // By one warp: the gates of a value head, from the bits that load_gates left with it.
-__device__ __forceinline__ void sum_gates(const RuleParams& p, const GateBits& bits, int64_t head, int count, int lane,
-                                          WideGates& smem) {
+__device__ __forceinline__ void sum_gates(const RuleParams& p, const GateBits& bits, int count, int lane, WideGates& smem) {
   double sum[2];
   float g[2], beta[2];
-  chunk_sm90::read_gates(p, bits, head, g, beta);
+  chunk_sm90::read_gates(p, bits, g, beta);
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const bool inside = 2 * lane + i < count;
@@ -307,7 +306,7 @@ __device__ __forceinline__ void prepare_chunk(const RuleParams& p, int64_t chunk
       if (head + warp < heads) {
         GateBits bits = {};
         chunk_sm90::load_gates(p, chunk, key_head * heads + head + warp, lane, bits);
-        sum_gates(p, bits, key_head * heads + head + warp, chunk.count, lane, smem.gates[warp]);
+        sum_gates(p, bits, chunk.count, lane, smem.gates[warp]);
       }
       __syncthreads();
     }

@@ -28,6 +28,7 @@ struct ChunkOfRow {
 // Gates of tokens 2 lane and 2 lane + 1 as stored bits, so that nobody waits for the loads before they are used.
 struct GateBits {
   uint32_t g[2], beta[2];
+  uint32_t A_log, dt_bias;   // of the head, where gates are raw
 };
 
 // The pieces of a thread in its rows: piece i is chunk thread % 4 + 4 (i ^ (row % 2)), so that neighbouring rows use
@@ -82,6 +83,8 @@ __device__ __forceinline__ void load_gates(const RuleParams& p, const ChunkOfRow
   };
   if (p.g.given()) load(p.g, bits.g);
   if (p.beta.given()) load(p.beta, bits.beta);
+  if (p.A_log.given()) bits.A_log = load_bits(p.A_log.data, p.A_log.dtype, p.A_log.offset(head));
+  if (p.dt_bias.given()) bits.dt_bias = load_bits(p.dt_bias.data, p.dt_bias.dtype, p.dt_bias.offset(head));
 }
 
 // With l2norm a row of k is kept times a power of two, 2^(ceil(-log2 length)), which fp16 holds exactly: what rounding a
@@ -142,23 +145,22 @@ __device__ __forceinline__ void scale_row(int pass, int thread, fp16_t* smem_til
   }
 }
 
-// What the rule takes of the gates of value head `head`, from the bits that load_gates left: g, the log decay or the decay
-// itself, and beta of tokens 2 lane and 2 lane + 1. What is not given is of no account.
-__device__ __forceinline__ void read_gates(const RuleParams& p, const GateBits& bits, int64_t head, float (&g)[2],
-                                           float (&beta)[2]) {
+// What the rule takes of the gates, from the bits that load_gates left: g, the log decay or the decay itself, and beta of
+// tokens 2 lane and 2 lane + 1. What is not given is of no account.
+__device__ __forceinline__ void read_gates(const RuleParams& p, const GateBits& bits, float (&g)[2], float (&beta)[2]) {
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     g[i] = widen_bits(bits.g[i], p.g.dtype);
     beta[i] = widen_bits(bits.beta[i], p.beta.dtype);
   }
-  if (!has_raw_gates(p)) return;
-#pragma unroll 1
-  for (int i = 0; i < 2; ++i) {   // rolled: long code that most calls do not need. Each turn the tokens change places
-    const float log_decay = gate_of(p, g[0], head), strength = beta_of(p, beta[0]);
-    g[0] = g[1];
-    g[1] = log_decay;
-    beta[0] = beta[1];
-    beta[1] = strength;
+  if (p.gate_domain == GateDomain::kRaw) {
+    const float rate = decay_rate(widen_bits(bits.A_log, p.A_log.dtype)), dt_bias = widen_bits(bits.dt_bias, p.dt_bias.dtype);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) g[i] = log_decay_at(rate, g[i], dt_bias);
+  }
+  if (p.beta_is_raw) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) beta[i] = write_strength(beta[i], p.allow_neg_eigval);
   }
 }
 
@@ -170,10 +172,10 @@ __device__ __forceinline__ float log2_decay(float g, GateDomain domain) {
 }
 
 // By one warp, from the bits that load_gates left with it: running sums and betas of tokens 2 lane and 2 lane + 1.
-__device__ __forceinline__ void sum_gates(const RuleParams& p, const GateBits& bits, int64_t head, int count, int lane,
-                                          float2& sum, float2& beta) {
+__device__ __forceinline__ void sum_gates(const RuleParams& p, const GateBits& bits, int count, int lane, float2& sum,
+                                          float2& beta) {
   float log_decay[2], factor[2];
-  read_gates(p, bits, head, log_decay, factor);
+  read_gates(p, bits, log_decay, factor);
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const bool inside = 2 * lane + i < count;

@@ -124,10 +124,9 @@ __device__ __forceinline__ void look_ahead(const RuleParams& p, uint32_t before,
 }
 
 // The gates of a warp's value head to its tables.
-__device__ __forceinline__ void make_gates(const RuleParams& p, const GateBits& bits, int64_t head, int count, int lane,
-                                           Tables& smem) {
+__device__ __forceinline__ void make_gates(const RuleParams& p, const GateBits& bits, int count, int lane, Tables& smem) {
   float2 sum, beta;
-  sum_gates(p, bits, head, count, lane, sum, beta);
+  sum_gates(p, bits, count, lane, sum, beta);
   make_tables(sum, beta, lane, smem);
 }
 
@@ -190,7 +189,7 @@ __device__ __forceinline__ void prepare_item(const RuleParams& p, PrepareMemory<
     GateBits bits = {};
     if (is_there) load_gates(p, mine.chunk, head_of_call, lane, bits);
     if (is_first && mine.chunk.count > 0) bring_keys(p, mine.chunk, mine.key_head, own_thread(), smem.keys);
-    if (is_there) make_gates(p, bits, head_of_call, mine.chunk.count, lane, smem.tables[warp]);
+    if (is_there) make_gates(p, bits, mine.chunk.count, lane, smem.tables[warp]);
     if (is_first) make_products<Section, io_t>(p, mine, smem);
     if (is_there) {
       scale_gates(smem.k_scale, lane, &gmem->first.gates, smem.tables[warp]);
