@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """mode="chunk" on a GPU: long sequences, dense and packed, at several numbers of heads; its error against float64.
 
+Form "raw gates": a and b in the place of g and beta; "gates before": gated_delta_gates and the call, in one graph.
 A call of less than 0.3 ms is captured 4 to 16 times in one graph, on buffers of its own each; a longer one once.
 "best peer ms" is the fastest of FlashInfer 0.7.4, FlashQLA 0.1.3 and flash-linear-attention 0.6.0 as measured once on
 an H200 with torch 2.11, by graph replay, of how many calls is not known (one a graph adds 2 us): not in this run
@@ -9,6 +10,7 @@ flash-linear-attention's error on the same inputs is printed where it is install
 """
 
 import importlib.util
+import itertools
 
 import torch
 from bench_gated_delta_rule import HEAD_DIM, inputs
@@ -38,8 +40,17 @@ FORMS = {
     "scan off": {"scan": "off"},
     "high": {"precision": "high"},
     "checkpoint_every=1024": {"checkpoint_every": 1024},
+    "raw gates": {"gate_domain": "raw"},
+    "gates before": {},
 }
-MORE_FORMS = {((8192,), 16, 48): ("no l2norm", "high", "checkpoint_every=1024"), ((8192,), 2, 8): ("scan off",)}
+GATES = ("raw gates", "gates before")
+MORE_FORMS = {
+    ((512,), 16, 48): GATES,
+    ((2048,), 16, 48): GATES,
+    ((8192,), 16, 48): (*GATES, "no l2norm", "high", "checkpoint_every=1024"),
+    ((32768,), 16, 48): GATES,
+    ((8192,), 2, 8): ("scan off",),
+}
 
 
 def offsets_of(lengths):
@@ -50,14 +61,20 @@ def unit_norm(x):
     return torch.nn.functional.normalize(x.float(), dim=-1).to(x.dtype)
 
 
-def time_of(kernel, lengths, heads, **options):
+def time_of(kernel, lengths, heads, form):
+    options = FORMS[form]
     tokens, every = sum(lengths), options.get("checkpoint_every")
     options = {"use_qk_l2norm": True, "mode": "chunk", **options}
     if len(lengths) > 1:
         options["cu_seqlens"] = offsets_of(lengths)
+    A_log, dt_bias = torch.zeros(2, heads[1], device="cuda")
+    if form == "raw gates":
+        options.update(A_log=A_log, dt_bias=dt_bias)
 
     def make_buffers():
         q, k, v, g, beta = inputs(1, tokens, torch.bfloat16, heads=heads)
+        if form in GATES:
+            g, beta = (torch.randn_like(x) for x in (v[..., 0], v[..., 0]))
         if not options["use_qk_l2norm"]:
             q, k = unit_norm(q), unit_norm(k)
         state = kernel.new_state(len(lengths), heads[1], HEAD_DIM, HEAD_DIM, device="cuda")
@@ -65,6 +82,8 @@ def time_of(kernel, lengths, heads, **options):
         return q, k, v, g, beta, state, torch.empty_like(v), *checkpoints
 
     def call(q, k, v, g, beta, state, out, checkpoints=None):
+        if form == "gates before":
+            g, beta = kernel.gated_delta_gates(g, beta, A_log, dt_bias)
         kernel.gated_delta_rule(q, k, v, g, beta, state, out=out, checkpoints=checkpoints, **options)
 
     (calls,) = rotated([call], make_buffers)
@@ -78,7 +97,7 @@ def name_of(lengths):
 def bench_times(kernel, report):
     for lengths, key_heads, value_heads, peer in SHAPES:
         for form in ("", *MORE_FORMS.get((lengths, key_heads, value_heads), ())):
-            time = time_of(kernel, lengths, (key_heads, value_heads), **dict(FORMS[form]))
+            time = time_of(kernel, lengths, (key_heads, value_heads), form)
             report.row(name_of(lengths), f"{key_heads}/{value_heads}", form, time, peer, peer / time)
 
 
@@ -106,10 +125,11 @@ def relative_rms(actual, expected):
 
 
 def bench_errors(kernel, report):
-    heads, length = (2, 4), 1024
-    for dtype in (torch.bfloat16, torch.float16):
+    heads, dtypes, decays = (2, 4), (torch.bfloat16, torch.float16), {"usual": 1, "hardly any": 1000}
+    for length, dtype, decay in itertools.product((1024, 4096), dtypes, decays):
         for keys in ("random", "correlated"):
             q, k, v, g, beta = inputs(1, length, dtype, heads=heads)
+            g = g / decays[decay]
             if keys == "correlated":
                 q, k = correlated(q), correlated(k)
             expected = in_float64(q, k, v, g, beta)
@@ -119,7 +139,7 @@ def bench_errors(kernel, report):
                 options = {"use_qk_l2norm": True, "mode": "chunk", "precision": precision, "out": out}
                 kernel.gated_delta_rule(q, k, v, g, beta, state, **options)
                 errors = [relative_rms(*pair) for pair in zip((out, state), expected)]
-                report.row(str(dtype)[6:], keys, precision, *errors)
+                report.row(length, str(dtype)[6:], keys, decay, precision, *errors)
             if importlib.util.find_spec("fla"):
                 from fla.ops.gated_delta_rule import chunk_gated_delta_rule
 
@@ -127,12 +147,12 @@ def bench_errors(kernel, report):
                     q, k, v, g, beta, output_final_state=True, use_qk_l2norm_in_kernel=True
                 )
                 errors = [relative_rms(*pair) for pair in zip(result, expected)]
-                report.row(str(dtype)[6:], keys, "fla", *errors)
+                report.row(length, str(dtype)[6:], keys, decay, "fla", *errors)
 
 
 def main():
     kernel = load_kernel()
-    columns = ("inputs", "keys", "precision", "error of o", "error of the state")
+    columns = ("tokens", "inputs", "keys", "decay", "precision", "error of o", "error of the state")
     report = Report("prefill_errors", columns, out_argument())
     bench_errors(kernel, report)
     report.save()
