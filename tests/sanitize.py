@@ -68,7 +68,9 @@ def run_chunk(kernel, torch, smaller):
         slots = torch.tensor([3, 0, -1, 1], device="cuda")
         cu_seqlens = torch.tensor([1, 4, 131, 200, 290], device="cuda", dtype=torch.int32)
         row = [x[:1] for x in (q, k, v, g, beta)]
-        kernel.gated_delta_rule(*row, pool, slots=slots, cu_seqlens=cu_seqlens, use_qk_l2norm=True)
+        raw = {"gate_domain": "raw", "A_log": g[0, 0], "dt_bias": g[0, 1]}
+        for gates in ({}, raw):  # the rule's two kernels each
+            kernel.gated_delta_rule(*row, pool, slots=slots, cu_seqlens=cu_seqlens, use_qk_l2norm=True, **gates)
     # so many rows that an H200 takes two tiles of V a block (choose_pairs); all but one are empty or padding
     rows, one_head = 67, (q[:1, :1], k[:1, :1], v[:1, :1, :1], g[:1, :1, :1], beta[:1, :1, :1])
     slots = torch.tensor([2] + [-1] * (rows - 1), device="cuda")
