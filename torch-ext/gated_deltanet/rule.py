@@ -123,9 +123,9 @@ def gated_delta_rule(
             batch. Allocates (K + V) K 4 bytes a value head and segment beside the above (at most 13 MB on an H200 where
             K = V = 128).
         gate_domain: "log"; "linear" where g holds the decay exp(g) itself, in [0, 1]; "raw" where g and beta hold a and
-            b of gated_delta_gates, any values, and the kernels make the gates of them, bit for bit those of that op.
-            (Of calls that are not the chunk kernels', raw ones of few tokens are slower than the op and a call with its
-            gates.)
+            b of gated_delta_gates, any values, and the kernels make the gates of them, bit for bit those of that op. A
+            CUDA call with rows that the recurrence takes, of few tokens on average, makes them first: 8 bytes a token
+            and value head are allocated for the time of the call.
         A_log: [Hv] any float dtype, required with "raw" and only there: g is -exp(A_log) softplus(a + dt_bias).
         dt_bias: [Hv] any float dtype, only with "raw". None: zeros.
         allow_neg_eigval: only with "raw": beta is 2 sigmoid(b) instead of sigmoid(b).
