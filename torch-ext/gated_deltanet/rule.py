@@ -162,14 +162,14 @@ def gated_delta_rule(
 
     The chunk kernels keep the state and all sums in float32 too, but multiply float16 operands: relative RMS error
     2.0e-3 of a bfloat16 output (1.66e-3 is its rounding), 8e-4 of a float16 or float32 one, 1e-3 of a float32 state;
-    2.2e-3 and 1.3e-3 of an output where keys are strongly correlated. The state loses digits where the last tokens of a
-    64-token piece decay it and have beta near 0: behind 32 such tokens with g = -0.3 its error is 4e-3 instead of 4e-4,
-    with g = -0.5 (a tiny state then) 0.5. Outside the contraction region the result may be wrong, finite, without a
-    sign of it, also where decays keep the rule itself in bounds. In both cases mode="recurrent" is right, and so is
-    precision="high", whose error is everywhere at most 2e-5 of the output before its rounding and of the state, 3e-7 as
-    a rule. With scan="off" the bits are those of any split at a multiple of 64 tokens, and a checkpoint's those of the
-    state of a call that ends there. A NaN in a token reaches the whole of its 64-token piece, of the heads that use it,
-    and what follows.
+    2.2e-3 and 1.3e-3 of an output where keys are strongly correlated, and 1.2e-3 of the state where they decay by about
+    1 % a token. The state loses digits where the last tokens of a 64-token piece decay it and have beta near 0: behind
+    32 such tokens with g = -0.3 its error is 4e-3 instead of 4e-4, with g = -0.5 (a tiny state then) 0.5. Outside the
+    contraction region the result may be wrong, finite, without a sign of it, also where decays keep the rule itself in
+    bounds. In both cases mode="recurrent" is right, and so is precision="high", whose error is everywhere at most 2e-5
+    of the output before its rounding and of the state, 3e-7 as a rule. With scan="off" the bits are those of any split
+    at a multiple of 64 tokens, and a checkpoint's those of the state of a call that ends there. A NaN in a token
+    reaches the whole of its 64-token piece, of the heads that use it, and what follows.
 
     Source: Yang, Kautz, Hatamizadeh, "Gated Delta Networks: Improving Mamba2 with Delta Rule" (arXiv 2412.06464).
     """
