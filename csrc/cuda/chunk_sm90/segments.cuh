@@ -123,7 +123,7 @@ __device__ __forceinline__ void run_chain(bool has_values, int num_chunks, int g
     if constexpr (kPanels == 2) {   // the first panel is rounded while the second is under way
       ptx::wgmma_wait_group<1>();
       hold(state.s[0]);
-      round_panel(0, state, largest);   // of the last chunk too: the end of a chain of A is stored at its rows' exponents
+      round_panel(0, state, largest);   // of the last chunk too, for the exponents at which the end of a chain of A is stored
     }
     ptx::wgmma_wait_group<0>();   // S
     hold(state.s[kPanels - 1]);
