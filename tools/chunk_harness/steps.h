@@ -49,7 +49,7 @@ double step_error(Case c, int steps, const StateOf& state_of) {
     const std::vector<double> a = end_of(of_a, 0);
     std::vector<double> next = end_of(of_b, 0);
     for (int i = 0; i < K * K; ++i) {
-      for (int v = 0; v < V; ++v) next[i / K * V + v] += a[i] * s[i % K * V + v];
+      for (int v = 0; v < V; ++v) next[i / K * V + v] += a[i / K * V + i % K] * s[i % K * V + v];
     }
     s = next;
   }

@@ -6,8 +6,8 @@
 // exchanged, and the states of the steps never leave the registers. As in state.cuh everything is transposed: S^T is the left
 // operand, A^T lies in shared memory, B^T comes to registers while the products run.
 // Numbers A and S are each two fp16, high and low, together 22 bits: rows of A^T and of S^T times powers of two that bring them
-//         into fp16's range whatever their size. Factors of A^T's rows go to S^T's columns. Of the products three are made, sums
-//         in fp32: a step adds a relative error of about 1e-7, a chunk one of 1e-4.
+//         into fp16's range whatever their size. Factors of A^T's rows go to S^T's columns. Of the products three are made,
+//         sums in fp32: a step adds a relative error of about 1e-7, a chunk one of 1e-4.
 // Who     A thread of the copying warp brings transitions, the tile group multiplies. What store_ and load_sums move is the
 //         first pass's end of a chain.   Reads   transitions, starts.
 #pragma once
