@@ -21,6 +21,7 @@
 #if defined(PRECISION)
 #include "cases.h"
 #else
+#include "steps.h"
 #include "watch.h"
 #endif
 
@@ -430,7 +431,7 @@ int main(int argc, char** argv) {
   auto wants = [&](const char* what) { if (argc == 1) return true; for (int i = 1; i < argc; ++i) if (!strcmp(argv[i], what)) return true; return false; };
   const char* filter = "";
   auto is_name = [](const char* x) {   // of something to do, and no substring of a case
-    for (const char* name : {"debug", "bits", "scan", "pairs", "storm", "time", "quick", "scantime", "rowtime", "phases", "pairtime", "relay", "relaytime"}) if (!strcmp(x, name)) return true;
+    for (const char* name : {"debug", "bits", "scan", "steps", "pairs", "storm", "time", "quick", "scantime", "rowtime", "phases", "pairtime", "relay", "relaytime"}) if (!strcmp(x, name)) return true;
     return false;
   };
   for (int i = 1; i + 1 < argc; ++i) if (!strcmp(argv[i], "check") && !is_name(argv[i + 1])) filter = argv[i + 1];
@@ -446,6 +447,7 @@ int main(int argc, char** argv) {
   if (wants("bits")) bad += run_bits();
 #ifndef VARIANT
   if (wants("scan")) bad += check_scan("") + check_order() + check_checkpoints();
+  if (wants("steps")) bad += cases::check_steps(state_of);
   if (wants("pairs")) bad += check_pairs();
   if (wants("relay")) bad += check_relay();
   if (wants("storm")) bad += check_storm();

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The harness's cases on the host, without a GPU: tools/chunk_harness/emulate.sh [debug | bits |
+# The harness's cases on the host, without a GPU: tools/chunk_harness/emulate.sh [debug | bits | steps |
 # pairs [substring [longest T]] | substring [longest T [tokens of a segment; -1: beside the preparation]]].
 # PRECISION=0 or 1: the mma.sync kernel at normal or high precision instead of Hopper's.
 # Fibers for threads, wgmma, mma, bulk copies and mbarriers as in tests/emulator, asynchronous steps early and late.

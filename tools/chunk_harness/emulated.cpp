@@ -18,6 +18,7 @@ using cases::Case;
 using cases::Problem;
 constexpr bool kIsHigh = PRECISION == 1;
 #else
+#include "steps.h"
 #include "watch.h"
 
 constexpr bool kIsHigh = false;
@@ -175,6 +176,14 @@ int pairs(const std::string& wanted, int longest) {
 }
 #endif
 
+#if !defined(PRECISION)
+std::vector<char> state_of(Problem p, int segment_tokens) {
+  Buffers buffers(p, 2);
+  run_cut(cases::params(p, buffers.pointers(p)), segment_tokens);
+  return buffers.state;
+}
+#endif
+
 int check(const std::string& wanted, int longest, int segment_tokens) {
   int bad = 0;
   for (const Case& c : cases::all()) {
@@ -205,6 +214,7 @@ int main(int argc, char** argv) {
   }
 #endif
 #if !defined(PRECISION)
+  if (what == "steps") return cases::check_steps(state_of) != 0;
   if (what == "pairs") return pairs(argc > 2 ? argv[2] : "", argc > 3 ? atoi(argv[3]) : 260) != 0;
 #endif
   return (what == "bits" ? bits() : check(what, argc > 2 ? atoi(argv[2]) : 260, argc > 3 ? atoi(argv[3]) : 0)) != 0;

@@ -15,6 +15,17 @@ static size_t cut_bytes(RuleParams r, int64_t segment_tokens) {
   return chunk_sm90::workspace_bytes<128>(r);
 }
 
+// The state of a problem of one row, as stored, cut as above.
+static std::vector<char> state_of(const Problem& p, int64_t segment_tokens) {
+  const Device d(p);
+  RuleParams r = cases::params(p, d.pointers());
+  const Buffer workspace(nullptr, cut_bytes(r, segment_tokens));
+  r.workspace = workspace.data;
+  must(run_cut(r, segment_tokens, nullptr));
+  synchronize("steps");
+  return d.state_out.get();
+}
+
 // A call beside its preparation, of which `ahead` items come before, its tiles on so many released multiprocessors.
 static const char* run_beside(RuleParams r, int64_t ahead, int64_t released, void* stream) {
   r.segment_tokens = 0;

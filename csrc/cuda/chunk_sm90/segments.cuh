@@ -12,7 +12,7 @@
 // Block   of a first segment: as in kernel.cuh. Of another, three warpgroups: 0 and 1 carry a chain each, 64 columns of B or of
 //         A, through the same chunks; one works while the other waits. Group 2 brings chunks and V in.
 // Reads   Keys, T'' and decays of Solved, v; what kernel.cuh reads for first segments.
-// Writes  B^T to starts[segment row + 1] in the order of accumulators, A^T as two bf16 to transitions[segment row]; of first
+// Writes  B^T to starts[segment row + 1] in the order of accumulators, A^T as two fp16 to transitions[segment row]; of first
 //         segments o, checkpoints and the state, of an uncut row to where it belongs, else to starts[segment row + 1].
 // Needs   as kernel.cuh.
 #pragma once
@@ -123,7 +123,7 @@ __device__ __forceinline__ void run_chain(bool has_values, int num_chunks, int g
     if constexpr (kPanels == 2) {   // the first panel is rounded while the second is under way
       ptx::wgmma_wait_group<1>();
       hold(state.s[0]);
-      if (chunk + 1 < num_chunks) round_panel(0, state, largest);
+      round_panel(0, state, largest);   // of the last chunk too, for the exponents at which the end of a chain of A is stored
     }
     ptx::wgmma_wait_group<0>();   // S
     hold(state.s[kPanels - 1]);

@@ -53,11 +53,16 @@ GDN_INLINE bool sorts_rows(const RuleParams& p) {   // beside their preparation 
 }
 GDN_INLINE bool has_order(const RuleParams& p) { return sorts_rows(p) && num_rows(p) > kRowsComparedByBlocks; }
 
-// A^T [kKeyDim of the start][kKeyDim of the end], high + low, bf16, both images of shared memory (tile/swizzle.cuh).
+// A^T [kKeyDim of the start][kKeyDim of the end], of each row high + low, fp16, times the row's factor, a power of two. Both
+// halves are images of shared memory (tile/swizzle.cuh).
 template <int kKeyDim>
 struct alignas(16) Transition {
-  uint16_t high[kKeyDim * kKeyDim], low[kKeyDim * kKeyDim];
+  fp16_t high[kKeyDim * kKeyDim], low[kKeyDim * kKeyDim];
+  float factor[kKeyDim];   // at factor_place
 };
+
+// A row of A^T is a column of S^T: a lane finds those of its columns as it does factors of tokens.
+GDN_INLINE constexpr int factor_place(int row) { return row / kChunk * kChunk + token_place(row % kChunk); }
 
 template <int kKeyDim>
 GDN_INLINE float* start_of(const RuleParams& p, int64_t segment_row, int64_t head) {

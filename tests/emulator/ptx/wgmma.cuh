@@ -10,7 +10,7 @@ namespace gdn::cuda::ptx {
 
 // Element k of row (K-major) or column `mn` of a tile of rows of 128 bytes with the 128-byte swizzle (layout type 1): bits 4..6
 // of an address are xored with bits 7..9; or, K-major, of rows of 32 bytes with the 32-byte swizzle (3): bit 4 with bit 7.
-inline float tile_element(uint64_t descriptor, bool is_mn_major, int mn, int k, bool is_bf16) {
+inline float tile_element(uint64_t descriptor, bool is_mn_major, int mn, int k) {
   const bool is_narrow = descriptor >> 62 == 3;
   if (descriptor >> 62 != (is_narrow ? 3 : 1) || (descriptor >> 49 & 7) != 0) {
     emulated::fail("a wgmma descriptor of another layout");
@@ -23,7 +23,7 @@ inline float tile_element(uint64_t descriptor, bool is_mn_major, int mn, int k, 
                                   : start + mn / 8 * sbo + mn % 8 * row_bytes + k * 2;
   uint16_t bits;
   std::memcpy(&bits, emulated::shared_at(at ^ (at >> 7 & xored) << 4, 2), 2);
-  return is_bf16 ? to_float(bf16_t{bits}) : to_float(fp16_t{bits});
+  return to_float(fp16_t{bits});
 }
 
 // The oldest group of the warp whose lanes these are.
@@ -33,13 +33,13 @@ inline void run_oldest_group(emulated::Thread** lanes) {
     const emulated::Product& common = lanes[0]->products.front()[which];
     std::vector<float> a(16 * 16), b(16 * common.n);
     for (int i = 0; i < 16 * common.n; ++i) {
-      b[i] = tile_element(common.b_descriptor, common.b_is_n_major, i % common.n, i / common.n, common.is_bf16);
+      b[i] = tile_element(common.b_descriptor, common.b_is_n_major, i % common.n, i / common.n);
     }
     for (int i = 0; i < 16 * 16; ++i) {
       const int row = i / 16, k = i % 16;
       const auto& own = lanes[4 * (row % 8) + k % 8 / 2]->products.front()[which];
-      a[i] = common.a_in_registers ? half_of(own.a[row / 8 + 2 * (k / 8)], k % 2, common.is_bf16)
-                                   : tile_element(common.a_descriptor, false, first_row + row, k, common.is_bf16);
+      a[i] = common.a_in_registers ? half_of(own.a[row / 8 + 2 * (k / 8)], k % 2)
+                                   : tile_element(common.a_descriptor, false, first_row + row, k);
     }
     for (int lane = 0; lane < emulated::kWarp; ++lane) {
       float* const d = lanes[lane]->products.front()[which].d;
@@ -100,10 +100,6 @@ void wgmma_m64n64k16(float* d, const uint32_t (&a)[4], uint64_t b) {
 template <bool kAccumulate>
 void wgmma_m64n64k16_trans(float* d, const uint32_t (&a)[4], uint64_t b) {
   issue({d, 64, kAccumulate, true, true, {a[0], a[1], a[2], a[3]}, 0, b});
-}
-template <bool kAccumulate>
-void wgmma_bf16_m64n64k16_trans(float* d, const uint32_t (&a)[4], uint64_t b) {
-  issue({d, 64, kAccumulate, true, true, {a[0], a[1], a[2], a[3]}, 0, b, true});
 }
 template <bool kAccumulate>
 void wgmma_m64n64k16(float* d, uint64_t a, uint64_t b) {
