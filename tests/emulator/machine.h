@@ -38,7 +38,6 @@ struct Product {
   bool accumulates, a_in_registers, b_is_n_major;
   uint32_t a[4];
   uint64_t a_descriptor, b_descriptor;
-  bool is_bf16 = false;   // operands; or fp16
 };
 
 // A bulk copy to global memory that is under way; `read` holds what it has read.

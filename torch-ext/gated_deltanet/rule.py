@@ -118,10 +118,10 @@ def gated_delta_rule(
             sequence of 2 key and 8 value heads from about 1,500 tokens on, of 4 and 16 from 3,000, of 8 and 24 from
             8,000 (with cu_seqlens, whose sequences count as equally long: 1,500, 6,000, never). What a segment does to
             the state that comes to it is made as a [K, K] matrix, and the states at the start of all segments from
-            those matrices, by products of 16-bit precision (two bfloat16 each) with float32 sums; nothing is left out.
-            Repeated calls are promised the same bits, and no more: the number of segments depends on the device and the
-            batch. Allocates (K + V) K 4 bytes a value head and segment beside the above (at most 13 MB on an H200 where
-            K = V = 128).
+            those matrices, by products of 22-bit precision (two float16 each, scaled by powers of two) with float32
+            sums; nothing is left out. Repeated calls are promised the same bits, and no more: the number of segments
+            depends on the device and the batch. Allocates (K + V + 1) K 4 bytes a value head and segment beside the
+            above (about 13 MB at most on an H200 where K = V = 128).
         gate_domain: "log"; "linear" where g holds the decay exp(g) itself, in [0, 1]; "raw" where g and beta hold a and
             b of gated_delta_gates, any values, and the kernels make the gates of them, bit for bit those of that op. A
             CUDA call with rows that the recurrence takes, of few tokens on average, makes them first: 8 bytes a token
@@ -201,6 +201,7 @@ def gated_delta_rule(
             q, state, g, cu_seqlens, slots, out_slots, checkpoints, checkpoint_every, checkpoint_starts, gate_domain
         )
     if not has_kernel("gated_delta_rule", q):
+        gates = {"gate_domain": gate_domain, "A_log": A_log, "dt_bias": dt_bias, "allow_neg_eigval": allow_neg_eigval}
         return reference.gated_delta_rule(
             q,
             k,
@@ -214,10 +215,7 @@ def gated_delta_rule(
             slots=slots,
             out_slots=out_slots,
             has_initial_state=has_initial_state,
-            gate_domain=gate_domain,
-            A_log=A_log,
-            dt_bias=dt_bias,
-            allow_neg_eigval=allow_neg_eigval,
+            **gates,
             checkpoint_every=checkpoint_every,
             checkpoints=checkpoints,
             checkpoint_starts=checkpoint_starts,

@@ -7,9 +7,9 @@
 
 namespace gdn::cuda::ptx {
 
-inline float half_of(uint32_t word, int half, bool is_bf16 = false) {
+inline float half_of(uint32_t word, int half) {
   const uint16_t bits = static_cast<uint16_t>(word >> (16 * half));
-  return is_bf16 ? to_float(bf16_t{bits}) : to_float(fp16_t{bits});
+  return to_float(fp16_t{bits});
 }
 
 inline void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
