@@ -6,8 +6,11 @@
 // In blocks of 16 rows and columns, indices of blocks from here on:
 //     W_ii = (I + diag(beta_i) L_ii)^-1 diag(beta_i), fp32 (tile/solve.cuh);   T''_ii = W_ii diag(d_64,i)
 //     W_ij = -W_ii sum_{m=j}^{i-1} (K_i K_m^T) W_mj for j < i;                 T'' the same, from T''_mj
-// With keys kept as k = k_scale k' (load.cuh) the same holds of T'' and W times k_scale by rows, if beta k_scale takes the
-// place of beta and k' of the right k in K K^T and Q K^T: M stays as it is, and K'^T (T'' X) is the write. So it is done.
+// Keys are kept as k = c k', c the k_scale of a token (load.cuh). K K^T and Q K^T come with c_i / c_j (products.cuh), so W
+// comes out with c_i / c_j. T'' is to be times c_i, for K'^T (T'' X) is the write; M is to be as it is. So decays d_ij and
+// d_64,j get c_j / c_i and c_j, by tables for sum - log2 c in the place of sum. (Where keys are alike so are their c: operands
+// then have the same magnitudes as with normalised keys. Times c_i alone they were rounded alike, too, by a distance that the
+// keys' length decides: .96 |k'|.)
 // Operands are fp16, sums fp32. T'' has a recursion of its own because what rounding a row of it does is then made up for in
 // the rows below: rounded from W it has a tenth more error in the state where keys are alike.
 // All are made transposed, so that sums become left operands and K_i K_m^T and N_im right ones as they lie in registers.
@@ -24,9 +27,9 @@ namespace gdn::cuda::chunk_sm90 {
 
 // The gates of a head as its warp uses them.
 struct Tables {
-  float sum[kChunk], beta[kChunk];   // running sums of log2 decay, inclusive; betas times k_scale, of missing tokens 0
-  float from[kChunk];                // the decay from the end of the block before to the token
-  float reach[kBlocks16][kChunk];    // [i - 1]: the decay from the token to the end of block i - 1, for tokens up to there
+  float sum[kChunk], beta[kChunk];   // running sums of log2 decay, inclusive, less log2 c; betas, of missing tokens 0
+  float from[kChunk];                // the decay from the end of the block before to the token, over c
+  float reach[kBlocks16][kChunk];    // [i - 1]: that from the token to the end of block i - 1, times c, for tokens up to there
 
   __device__ __forceinline__ const float* to_end() const { return reach[kBlocks16 - 1]; }
 };
@@ -43,7 +46,7 @@ struct alignas(256) HeadMemory {
   };
 };
 
-// Running sums and betas of tokens 2 lane and 2 lane + 1 -> the warp's tables.
+// Running sums and betas of tokens 2 lane and 2 lane + 1 -> the warp's tables, c left out: the keys need not be there.
 __device__ __forceinline__ void make_tables(const float2& sum, const float2& beta, int lane, Tables& smem) {
   reinterpret_cast<float2*>(smem.sum)[lane] = sum;
   reinterpret_cast<float2*>(smem.beta)[lane] = beta;
@@ -57,6 +60,20 @@ __device__ __forceinline__ void make_tables(const float2& sum, const float2& bet
   }
   reinterpret_cast<float2*>(smem.from)[lane] =
       make_float2(ptx::ex2_approx_ftz(sum.x - start), ptx::ex2_approx_ftz(sum.y - start));
+}
+
+// What c does to a warp's tables.
+__device__ __forceinline__ void scale_tables(const float2& k_scale, int lane, Tables& smem) {
+  const auto multiply = [&](float* smem_table, float x, float y) {
+    float2& mine = reinterpret_cast<float2*>(smem_table)[lane];
+    mine = make_float2(mine.x * x, mine.y * y);
+  };
+#pragma unroll
+  for (int i = 0; i < kBlocks16; ++i) multiply(smem.reach[i], k_scale.x, k_scale.y);
+  const float2 log = make_float2(log2f(k_scale.x), log2f(k_scale.y));
+  multiply(smem.from, ptx::ex2_approx_ftz(-log.x), ptx::ex2_approx_ftz(-log.y));
+  float2& sum = reinterpret_cast<float2*>(smem.sum)[lane];
+  sum = make_float2(sum.x - log.x, sum.y - log.y);
 }
 
 // The diagonal blocks of diag(beta) L to shared memory. Of rows 0..7 the columns 0..7, of rows 8..15 all.

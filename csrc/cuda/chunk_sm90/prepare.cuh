@@ -130,12 +130,11 @@ __device__ __forceinline__ void make_gates(const RuleParams& p, const GateBits& 
   make_tables(sum, beta, lane, smem);
 }
 
-// The same when the keys are there: betas times their k_scales (head.cuh), and what the carriers of the state need.
+// The same when the keys are there: what the carriers of the state need, and the tables with what keys lack.
 __device__ __forceinline__ void scale_gates(const float* smem_k_scale, int lane, Gates* gmem, Tables& smem) {
   const float2 k_scale = reinterpret_cast<const float2*>(smem_k_scale)[lane];
-  float2& beta = reinterpret_cast<float2*>(smem.beta)[lane];
-  beta = make_float2(beta.x * k_scale.x, beta.y * k_scale.y);
   write_gates(reinterpret_cast<const float2*>(smem.sum)[lane], k_scale, lane, gmem);
+  scale_tables(k_scale, lane, smem);
 }
 
 // Keys and products of an item whose k and q are under way, by all warps; then one finds the next item. On Hopper one thread

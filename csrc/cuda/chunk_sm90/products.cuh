@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // K K^T and Q K^T of a chunk's keys and queries, once for all value heads of a key head: in shared memory, on and below the
-// diagonal, each row times its token's k_scale (load.cuh), as the fragments that head.cuh multiplies with. By the four warps of
-// a block, on Hopper with wgmma (a warp has the rows that wgmma gives it), elsewhere with mma.sync (each warp a quarter of the
-// blocks).
+// diagonal, token i's row times c_i^2, c the k_scales (load.cuh): normalised keys' times c_i / c_j, as the fragments that
+// head.cuh multiplies with. By the four warps of a block, on Hopper with wgmma (a warp has the rows that wgmma gives it),
+// elsewhere with mma.sync (each warp a quarter of the blocks).
 #pragma once
 
 #include "../ptx/ldmatrix.cuh"
@@ -37,8 +37,10 @@ __device__ __forceinline__ Words<16> right_operand(const float (&x)[8], bool is_
            round_pair_fp16(first_in ? x[6] : 0.0f, second_in ? x[7] : 0.0f)}};
 }
 
-// Sums of a block of rows times the factors of this thread's rows.
-__device__ __forceinline__ void scale_block(float upper, float lower, float (&x)[8]) {
+// Sums of a block of rows, of which `smem_k_scale` are the first one's on, times their factors.
+__device__ __forceinline__ void scale_block(const float* smem_k_scale, int lane, float (&x)[8]) {
+  const float of_upper = smem_k_scale[lane / 4], of_lower = smem_k_scale[lane / 4 + 8];
+  const float upper = of_upper * of_upper, lower = of_lower * of_lower;
 #pragma unroll
   for (int i = 0; i < 8; ++i) x[i] *= i / 2 % 2 == 0 ? upper : lower;
 }
@@ -90,7 +92,7 @@ __device__ __forceinline__ void multiply(const Keys<kKeyDim>& keys, const float*
   for (int n = 0; n < 5; ++n) {
     const int row = n == 3 ? high : n == 4 ? last : low, column = n < 3 ? n : n == 3 ? 0 : last;
     const bool is_diagonal = n == 4 || row == column;   // of the others block (1, 0) only is not n < 3
-    scale_block(k_scale[16 * row + lane / 4], k_scale[16 * row + lane / 4 + 8], sums[n]);
+    scale_block(k_scale + 16 * row, lane, sums[n]);
     if (quarter < 2 && is_diagonal) {
       put_diagonal(sums[n], row, lane, smem);
     } else {
@@ -102,10 +104,9 @@ __device__ __forceinline__ void multiply(const Keys<kKeyDim>& keys, const float*
 // The sums of rows of block `row`, all columns, to where they are used.
 __device__ __forceinline__ void put_products(const float* k_scale, float (&kk)[32], float (&qk)[32], int row, int lane,
                                              Products& smem) {
-  const float upper = k_scale[16 * row + lane / 4], lower = k_scale[16 * row + lane / 4 + 8];
   const auto block = [&](float (&sums)[32], int j) -> const float(&)[8] {
     float(&x)[8] = *reinterpret_cast<float(*)[8]>(sums + 8 * j);
-    scale_block(upper, lower, x);
+    scale_block(k_scale + 16 * row, lane, x);
     return x;
   };
 #pragma unroll
