@@ -333,6 +333,7 @@ def _opened(g, beta, gate_is_raw, A_log, dt_bias, beta_is_raw, allow_neg_eigval)
     _require(not gate_is_raw or (A_log is not None and g is not None), "g and A_log must be given with raw gates")
     _require(beta_is_raw or not allow_neg_eigval, "allow_neg_eigval is for raw gates, beta has had its sigmoid")
     if gate_is_raw:
+        _require(A_log.shape == g.shape[-1:], f"A_log must be [Hv] = {list(g.shape[-1:])}, got {list(A_log.shape)}")
         wide = _wide(g, A_log, dt_bias)
         g = _log_decay(g.to(wide), A_log.to(wide), A_log.new_zeros(()) if dt_bias is None else dt_bias.to(wide))
     if beta_is_raw and beta is not None:

@@ -124,11 +124,13 @@ def gated_delta_rule(
             above (about 13 MB at most on an H200 where K = V = 128).
         gate_domain: "log"; "linear" where g holds the decay exp(g) itself, in [0, 1]; "raw" where g and beta hold a and
             b of gated_delta_gates, any values, and the kernels make the gates of them, bit for bit those of that op. A
-            CUDA call with rows that the recurrence takes, of few tokens on average, makes them first: 8 bytes a token
-            and value head are allocated for the time of the call.
-        A_log: [Hv] any float dtype, required with "raw" and only there: g is -exp(A_log) softplus(a + dt_bias).
-        dt_bias: [Hv] any float dtype, only with "raw". None: zeros.
-        allow_neg_eigval: only with "raw": beta is 2 sigmoid(b) instead of sigmoid(b).
+            CUDA call with rows that the recurrence takes, of 8 tokens or fewer on average, makes them first, if beta
+            and dt_bias are given: 8 bytes a token and value head are allocated for the time of the call. (Otherwise
+            such a call is slower.)
+        A_log: [Hv] float32, bfloat16 or float16, required with "raw" and only there: the log decay is -exp(A_log)
+            softplus(a + dt_bias).
+        dt_bias: [Hv] float32, bfloat16 or float16, only with "raw". None: zeros.
+        allow_neg_eigval: only with "raw": beta is 2 sigmoid(b) instead of sigmoid(b); without beta it stays 1.
         checkpoint_every: int, a multiple of 64: keep the state after every so many tokens of each sequence, counted
             from the start of this call, the last token included. None: keep none.
         checkpoints: [total, Hv, K, V] float32, bfloat16 or float16, K or V contiguous; takes those states, each rounded
@@ -161,15 +163,16 @@ def gated_delta_rule(
     |k|^2 > 2) the rule itself diverges, and so does the result.
 
     The chunk kernels keep the state and all sums in float32 too, but multiply float16 operands: relative RMS error
-    2.0e-3 of a bfloat16 output (1.66e-3 is its rounding), 8e-4 of a float16 or float32 one, 1e-3 of a float32 state;
-    2.2e-3 and 1.3e-3 of an output where keys are strongly correlated, and 1.2e-3 of the state where they decay by about
-    1 % a token. The state loses digits where the last tokens of a 64-token piece decay it and have beta near 0: behind
-    32 such tokens with g = -0.3 its error is 4e-3 instead of 4e-4, with g = -0.5 (a tiny state then) 0.5. Outside the
-    contraction region the result may be wrong, finite, without a sign of it, also where decays keep the rule itself in
-    bounds. In both cases mode="recurrent" is right, and so is precision="high", whose error is everywhere at most 2e-5
-    of the output before its rounding and of the state, 3e-7 as a rule. With scan="off" the bits are those of any split
-    at a multiple of 64 tokens, and a checkpoint's those of the state of a call that ends there. A NaN in a token
-    reaches the whole of its 64-token piece, of the heads that use it, and what follows.
+    2.0e-3 of a bfloat16 output (1.66e-3 is its rounding), 8e-4 of a float16 or float32 one, 1e-3 of a float32 state,
+    with beta at most 1. Where keys are strongly correlated 2.2e-3 and 1.3e-3 of an output (1.5e-3 where queries point
+    the same way, too), and 1.2e-3 of the state where they decay by about 1 % a token. The state loses digits where the
+    last tokens of a 64-token piece decay it and have beta near 0: behind 32 such tokens with g = -0.3 its error is 4e-3
+    instead of 4e-4, with g = -0.5 (a tiny state then) 0.5. Outside the contraction region the result may be wrong,
+    finite, without a sign of it, also where decays keep the rule itself in bounds. In both cases mode="recurrent" is
+    right, and so is precision="high", whose error is everywhere at most 2e-5 of the output before its rounding and of
+    the state, 3e-7 as a rule. With scan="off" the bits are those of any split at a multiple of 64 tokens, and a
+    checkpoint's those of the state of a call that ends there. A NaN in a token reaches the whole of its 64-token piece,
+    of the heads that use it, and what follows.
 
     Source: Yang, Kautz, Hatamizadeh, "Gated Delta Networks: Improving Mamba2 with Delta Rule" (arXiv 2412.06464).
     """
@@ -301,8 +304,8 @@ def chunk_gated_delta_rule(
         output_final_state: whether the final state is returned.
         use_qk_l2norm_in_kernel: x * rsqrt(sum(x^2) + 1e-6) on q and k first.
         use_gate_in_kernel: g is a, the decay is made of it: -exp(A_log) softplus(a + dt_bias) takes the place of g.
-        A_log: [Hv] any float dtype, required with use_gate_in_kernel and only there.
-        dt_bias: [Hv] any float dtype, only with use_gate_in_kernel. None: zeros.
+        A_log: [Hv] float32, bfloat16 or float16, required with use_gate_in_kernel and only there.
+        dt_bias: [Hv] float32, bfloat16 or float16, only with use_gate_in_kernel. None: zeros.
         use_beta_sigmoid_in_kernel: beta is b, its sigmoid is taken first.
         allow_neg_eigval: only with use_beta_sigmoid_in_kernel: 2 sigmoid(b).
         state_v_first: both states are [N, Hv, V, K].
@@ -383,8 +386,8 @@ def fused_recurrent_gated_delta_rule(
         output_final_state: whether the final state is returned.
         use_qk_l2norm_in_kernel: x * rsqrt(sum(x^2) + 1e-6) on q and k first.
         use_gate_in_kernel: g is a, the decay is made of it: -exp(A_log) softplus(a + dt_bias) takes the place of g.
-        A_log: [Hv] any float dtype, required with use_gate_in_kernel and only there.
-        dt_bias: [Hv] any float dtype, only with use_gate_in_kernel. None: zeros.
+        A_log: [Hv] float32, bfloat16 or float16, required with use_gate_in_kernel and only there.
+        dt_bias: [Hv] float32, bfloat16 or float16, only with use_gate_in_kernel. None: zeros.
         use_beta_sigmoid_in_kernel: beta is b, its sigmoid is taken first.
         allow_neg_eigval: only with use_beta_sigmoid_in_kernel: 2 sigmoid(b).
         state_v_first: both states are [N, Hv, V, K].
@@ -400,7 +403,7 @@ def fused_recurrent_gated_delta_rule(
         TypeError: a tensor argument is no tensor, scale no number, or a keyword is unknown.
         RuntimeError: as gated_delta_rule; also when an input requires grad under grad mode.
 
-    Exactness is that of gated_delta_rule with mode="recurrent".
+    Exactness, and what a call allocates beside its results, are those of gated_delta_rule with mode="recurrent".
 
     Source: as gated_delta_rule; names and keywords are those of flash-linear-attention.
     """

@@ -87,9 +87,10 @@ __device__ __forceinline__ void load_gates(const RuleParams& p, const ChunkOfRow
   if (p.dt_bias.given()) bits.dt_bias = load_bits(p.dt_bias.data, p.dt_bias.dtype, p.dt_bias.offset(head));
 }
 
-// With l2norm a row of k is kept times a power of two, 2^(ceil(-log2 length)), which fp16 holds exactly: what rounding a
-// normalised key does to the state would be half of all errors where keys are alike. Times k_scale, 1/2 to 1, it is the
-// normalised row. The last token's row is kept normalised: there decay * k_scale is the decay of the whole chunk.
+// With l2norm a row of k is kept times a power of two, 2^(ceil(-log2 length)), which fp16 holds exactly (but for elements below
+// 2^-14 of the row): what rounding a normalised key does to the state would be half of all errors where keys are alike. Times
+// k_scale, 1/2 to 1, it is the normalised row. The last token's row is kept normalised: there decay * k_scale is the decay of
+// the whole chunk.
 struct KeyFactors {
   float power, k_scale, inverse;   // inverse: 1 / k_scale
 };
