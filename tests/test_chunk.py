@@ -64,8 +64,8 @@ def crossover(kernel):
 @pytest.mark.parametrize("T", (1024, 4096))
 @each_half
 def test_error_over_many_tokens(kernel, device, dtype, T, keys, slower, out_dtype):
-    """Against float64, output and state; the keys under the usual decay, a slower one, hardly any. Rounding may depend on
-    where a key's length lies between powers of two"""
+    """Against float64, output and state; the keys under the usual decay, a slower one, hardly any. Rounding may depend
+    on where a key's length lies between powers of two"""
     x = rule_inputs(1, T, TENSOR_CORES, dtype=dtype)
     x = x._replace(g=x.g / slower)
     if keys != "random":
