@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """mode="chunk" on a GPU: long sequences, dense and packed, at several numbers of heads; its error against float64.
 
-Form "raw gates": a and b in the place of g and beta; "gates before": gated_delta_gates and the call, in one graph.
+Form "dense": the rows of a packed call as a batch, the same work. "raw gates": a and b in the place of g and beta; "gates before": gated_delta_gates and the call, in one graph.
 A call of less than 0.3 ms is captured 4 to 16 times in one graph, on buffers of its own each; a longer one once.
 "best peer ms" is the fastest of FlashInfer 0.7.4, FlashQLA 0.1.3 and flash-linear-attention 0.6.0 as measured once on
 an H200 with torch 2.11, by graph replay, of how many calls is not known (one a graph adds 2 us): not in this run
@@ -24,6 +24,7 @@ SHAPES = (
     ((32768,), 16, 48, 1.290),
     ((131072,), 16, 48, 5.08),
     ((2048,) * 4, 16, 48, 0.2055),
+    ((512,) * 31, 16, 48, None),
     ((28672, 4096), 16, 48, 1.273),
     ((4096, 28672), 16, 48, 1.273),
     ((8192,), 16, 64, 0.412),
@@ -42,6 +43,7 @@ FORMS = {
     "checkpoint_every=1024": {"checkpoint_every": 1024},
     "raw gates": {"gate_domain": "raw"},
     "gates before": {},
+    "dense": {},
 }
 GATES = ("raw gates", "gates before")
 MORE_FORMS = {
@@ -50,6 +52,10 @@ MORE_FORMS = {
     ((8192,), 16, 48): (*GATES, "no l2norm", "high", "checkpoint_every=1024"),
     ((32768,), 16, 48): GATES,
     ((8192,), 2, 8): ("scan off",),
+    ((2048,) * 4, 16, 48): ("dense",),
+    ((512,) * 31, 16, 48): ("dense",),
+    ((1024,) * 8, 16, 64): ("dense",),
+    ((4096,) * 8, 16, 64): ("dense",),
 }
 
 
@@ -65,14 +71,15 @@ def time_of(kernel, lengths, heads, form):
     options = FORMS[form]
     tokens, every = sum(lengths), options.get("checkpoint_every")
     options = {"use_qk_l2norm": True, "mode": "chunk", **options}
-    if len(lengths) > 1:
+    rows = len(lengths) if form == "dense" else 1
+    if len(lengths) > rows:
         options["cu_seqlens"] = offsets_of(lengths)
     A_log, dt_bias = torch.zeros(2, heads[1], device="cuda")
     if form == "raw gates":
         options.update(A_log=A_log, dt_bias=dt_bias)
 
     def make_buffers():
-        q, k, v, g, beta = inputs(1, tokens, torch.bfloat16, heads=heads)
+        q, k, v, g, beta = inputs(rows, tokens // rows, torch.bfloat16, heads=heads)
         if form in GATES:
             g, beta = (torch.randn_like(x) for x in (v[..., 0], v[..., 0]))
         if not options["use_qk_l2norm"]:
@@ -98,7 +105,7 @@ def bench_times(kernel, report):
     for lengths, key_heads, value_heads, peer in SHAPES:
         for form in ("", *MORE_FORMS.get((lengths, key_heads, value_heads), ())):
             time = time_of(kernel, lengths, (key_heads, value_heads), form)
-            report.row(name_of(lengths), f"{key_heads}/{value_heads}", form, time, peer, peer / time)
+            report.row(name_of(lengths), f"{key_heads}/{value_heads}", form, time, peer, peer and peer / time)
 
 
 def in_float64(q, k, v, g, beta):
