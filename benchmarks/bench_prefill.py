@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """mode="chunk" on a GPU: long sequences, dense and packed, at several numbers of heads; its error against float64.
 
-Form "dense": the rows of a packed call as a batch, the same work. "raw gates": a and b in the place of g and beta; "gates before": gated_delta_gates and the call, in one graph.
+Form "dense": the rows of a packed call as a batch, the same work. "raw gates": a and b in the place of g and beta;
+"gates before": gated_delta_gates and the call, in one graph.
 A call of less than 0.3 ms is captured 4 to 16 times in one graph, on buffers of its own each; a longer one once.
 "best peer ms" is the fastest of FlashInfer 0.7.4, FlashQLA 0.1.3 and flash-linear-attention 0.6.0 as measured once on
 an H200 with torch 2.11, by graph replay, of how many calls is not known (one a graph adds 2 us): not in this run
