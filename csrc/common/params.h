@@ -87,10 +87,13 @@ GDN_INLINE float beta_of(const RuleParams& params, float beta) {
   return params.beta_is_raw ? write_strength(beta, params.allow_neg_eigval) : beta;
 }
 
-// Whether a launch computes row n. The tokens outside all sequences go with the empty ones.
-GDN_INLINE bool takes_row(const RuleParams& params, int64_t n) {
-  const int64_t length = n < params.dims.N ? sequence_span(params.cu_seqlens, n, params.dims.T).length : 0;
+// Whether a launch computes rows of so many tokens; whether it computes row n. The tokens outside all sequences go with the
+// empty ones.
+GDN_INLINE bool takes_length(const RuleParams& params, int64_t length) {
   return length >= params.rows.min_length && length <= params.rows.max_length;
+}
+GDN_INLINE bool takes_row(const RuleParams& params, int64_t n) {
+  return takes_length(params, n < params.dims.N ? sequence_span(params.cu_seqlens, n, params.dims.T).length : 0);
 }
 
 // Tokens that may be taken back. Where the state after them goes is one of three: records in a ring, a slot for each token, a

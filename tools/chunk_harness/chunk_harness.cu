@@ -43,7 +43,12 @@ constexpr bool kIsHigh = false;
 static const char* compute(const RuleParams& r, void* stream) { return chunk_sm90_gated_delta_rule(r, stream); }
 static int64_t bytes_of(const RuleParams& r) { return chunk_sm90_workspace_bytes(r); }
 static const char* prepare(const RuleParams& r, void* stream) { return launch_prepare<bf16_t, 128>(r, stream); }
+static const char* clear_queue(const RuleParams& r, void* stream) {   // as the preparation leaves it
+  if (!has_queue(r)) return nullptr;
+  return error_text(cudaMemsetAsync(&queue_of<128>(r)->taken, 0, sizeof(uint32_t), static_cast<cudaStream_t>(stream)));
+}
 static const char* carry(const RuleParams& r, void* stream) {
+  if (const char* error = clear_queue(r, stream)) return error;
   return launch_carry<bf16_t, bf16_t, 128>(r, choose_pairs(r, this_machine()), stream);
 }
 constexpr size_t kSharedBytes = sizeof(chunk_sm90::SharedMemory<128>);
@@ -214,7 +219,7 @@ static int debug_case(DType io, int chunk) {
   auto at = [&](int i) { return static_cast<float*>(b[i]->data); };
   const Watch watch = {chunk, at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7)};
   must(compute(r, nullptr));
-  must(launch(chunk_sm90::chunk_kernel<io_t, io_t, 128, Watch>, 2 * 2 * 2, chunk_sm90::kThreads, sizeof(chunk_sm90::SharedMemory<128>), nullptr, r, chunk_sm90::Pairs{}, watch));
+  must(launch(chunk_sm90::chunk_kernel<io_t, io_t, 128, Watch>, 2 * 2 * 2, chunk_sm90::kThreads, sizeof(chunk_sm90::SharedMemory<128>), nullptr, r, chunk_sm90::Tasks{}, watch));
   synchronize(c.name.c_str());
   std::vector<std::vector<float>> got;
   for (int i = 0; i < 8; ++i) { const auto h = b[i]->get(); got.emplace_back(sizes[i]); memcpy(got.back().data(), h.data(), h.size()); }
@@ -416,7 +421,7 @@ static void run_phases(int pairs) {
   for (int i = 0; i < 3; ++i) {
     CHECK(cudaMemset(marks.data, 0, count * 8));
     const size_t bytes = sizeof(chunk_sm90::SharedMemory<128>);
-    must(launch(chunk_sm90::chunk_kernel<bf16_t, bf16_t, 128, Clock>, 96 - pairs, chunk_sm90::kThreads, bytes + 64, nullptr, r, chunk_sm90::Pairs{pairs, 0}, Clock{static_cast<long long*>(marks.data), static_cast<int>(bytes)}));
+    must(launch(chunk_sm90::chunk_kernel<bf16_t, bf16_t, 128, Clock>, 96 - pairs, chunk_sm90::kThreads, bytes + 64, nullptr, r, chunk_sm90::Tasks{{pairs, 0}, 0}, Clock{static_cast<long long*>(marks.data), static_cast<int>(bytes)}));
     synchronize("phases");
   }
   const auto h = marks.get();

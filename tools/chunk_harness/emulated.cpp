@@ -73,7 +73,7 @@ int debug(DType io, int chunk) {
   params.workspace = bytes.data() + (1024 - reinterpret_cast<uintptr_t>(bytes.data()) % 1024);
   run(params);
   launch(chunk_sm90::chunk_kernel<io_t, io_t, 128, Watch>, 2 * c.N * c.Hv, chunk_sm90::kThreads,
-         sizeof(chunk_sm90::SharedMemory<128>), nullptr, params, chunk_sm90::Pairs{}, watch);
+         sizeof(chunk_sm90::SharedMemory<128>), nullptr, params, chunk_sm90::Tasks{}, watch);
   return compare_watch(p, io, chunk, got);
 }
 #endif
@@ -129,6 +129,7 @@ void run_cut(RuleParams params, int segment_tokens) {
 #if !defined(PRECISION)
 template <class io_t>
 const char* carry_pairs(const RuleParams& params, int64_t pairs) {
+  if (has_queue(params)) queue_of<128>(params)->taken = 0;   // as the preparation leaves it
   if (params.out.dtype == DType::kFloat32) return launch_carry<io_t, float, 128>(params, {pairs, INT32_MAX}, nullptr);
   return launch_carry<io_t, io_t, 128>(params, {pairs, INT32_MAX}, nullptr);
 }

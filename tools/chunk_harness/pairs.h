@@ -3,6 +3,7 @@
 #pragma once
 
 static const char* carry_pairs(const RuleParams& r, int64_t pairs, void* stream) {
+  if (const char* error = clear_queue(r, stream)) return error;
   if (r.q.dtype == DType::kBFloat16) {
     return r.out.dtype == DType::kFloat32 ? launch_carry<bf16_t, float, 128>(r, {pairs, INT32_MAX}, stream) : launch_carry<bf16_t, bf16_t, 128>(r, {pairs, INT32_MAX}, stream);
   }

@@ -316,7 +316,11 @@ __global__ void __launch_bounds__(kThreads, 2) carry_kernel(const __grid_constan
   const Work work = work_of_block(p);
   const auto span_of = [&] { return sequence_span(p.cu_seqlens, work.n, p.dims.T); };
   if (work.n > p.dims.N || !takes_row(p, work.n)) return;
-  if (chunk_sm90::write_padding(p, work.n, work.head, work.column, span_of)) return;
+  if (chunk_sm90::is_padding(p, work.n)) {
+    const chunk_sm90::Writers writers = {static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x)};
+    chunk_sm90::write_padding(p, work.n, work.head, work.column, writers, span_of);
+    return;
+  }
   carry<io_t, out_t>(p, work, *reinterpret_cast<SharedMemory<kKeyDim, Solved>*>(smem_bytes));
 }
 

@@ -18,7 +18,7 @@ constexpr int64_t kColumnsOfWarp = 16;
 // The preparation of chunk_sm90 as this file's section of the build compiles it, a kernel of its own.
 struct Portable {
   static constexpr int kBlocks = 3;
-  static constexpr bool kOrdersRows = false;
+  static constexpr bool kHasQueue = false;
   static constexpr bool kHasWgmma = false;
 };
 

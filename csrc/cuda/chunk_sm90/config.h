@@ -7,6 +7,7 @@
 namespace gdn::cuda::chunk_sm90 {
 
 constexpr int kGroupThreads = 128;  // a warpgroup
+constexpr int kWarpsOfGroup = kGroupThreads / 32;
 constexpr int kStages = 3;          // chunks in shared memory
 constexpr int kMostTiles = 2;       // that a block carries
 // A block: a tile group for each tile and the transfer group. A scheduler has 16,384 registers: a block of one tile, with two
@@ -61,6 +62,27 @@ struct Pairs {
   int64_t count, longest;
 };
 
+// The tasks of a grid, one or two tiles each: the first ones are pairs. Blocks with nothing more to do take those that have no
+// block of their own, where `tiles`, of all tasks together, says that there may be such (tasks.cuh); 0: there are none.
+struct Tasks {
+  Pairs pairs;
+  int64_t tiles;
+};
+
+// What a block works on at a time, as one of its warps has found it (tasks.cuh).
+struct Task {
+  Work work[kMostTiles];   // a tile, or two side by side
+  Span span;               // tokens of the segment
+  int64_t start_slot;      // that a row starts from; -1: from zero
+  int tiles;               // 0: there is nothing more to do
+  int first_chunk;         // chunks that the block has carried before, modulo kChunkCycle: all of them go through the stages
+  int parity;              // of barriers that have a phase in each task with chunks
+  bool is_padding;         // zeros for these tokens, or for those outside all sequences
+};
+// Chunks of a block, counted on from task to task, have the same stage, half of a tile's places and parities every so many.
+constexpr int kChunkCycle = 12;
+static_assert(kChunkCycle % (2 * kStages) == 0 && kChunkCycle % 4 == 0, "stages and halves, two phases each");
+
 // The next chunk that is brought from the workspace.
 template <int kKeyDim>
 struct ChunkToCopy {
@@ -75,8 +97,9 @@ struct alignas(1024) Tile {
   uint16_t o[2][kChunk * kValueTile];   // 16-bit o of chunk c in o[c % 2], [64 t][64 v]; 2 x 8 KB
   // Between a tile's threads, an arrival from each of the group that carries it; one phase in two chunks: v is read, o written.
   uint64_t v_free[2], o_ready[2];
-  uint64_t v_there;   // V of the first chunk, whose keys may come later; an arrival from each mover; one phase in all
-  uint64_t o_taken;   // o of the last chunk but two; an arrival from each mover; one phase in all
+  // One phase in each task with chunks, an arrival from each mover.
+  uint64_t v_there;   // V of the first chunk, whose keys may come later
+  uint64_t o_taken;   // o of the last chunk but two, if there is such a chunk
 };
 
 template <int kKeyDim>
@@ -86,8 +109,10 @@ struct alignas(1024) SharedMemory {
   uint64_t empty[kStages];         // read; an arrival from each thread of the tile groups
   uint64_t half_there[kStages];    // before a later segment's chunks (steps.cuh): half a transition is there; its bytes
   uint64_t half_read[kStages];     // read; an arrival from each thread of the tile group
-  Work work[kMostTiles];           // what is asked for between chunks is here and not in registers
-  Span span;
+  Task task[2];                    // task i in task[i % 2]; what is asked for between chunks is here and not in registers
+  uint64_t task_there[2];          // it is; an arrival from the warp that has found it
+  uint64_t task_done[2];           // nobody reads it any more; kWarpsOfGroup arrivals for each group of the block
+  uint32_t pairs;                  // how many of the first tasks are pairs
   ChunkToCopy<kKeyDim> to_copy;    // of the thread that brings the chunks
   Tile tile[kMostTiles];           // 33 KB each; a grid of blocks of one tile has no second one
 };

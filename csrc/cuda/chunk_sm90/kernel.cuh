@@ -30,9 +30,9 @@
 #include "steps.cuh"
 #include "move_state.cuh"
 #include "output.cuh"
-#include "padding.cuh"
 #include "places.cuh"
 #include "state.cuh"
+#include "tasks.cuh"
 #include "transfer.cuh"
 
 namespace gdn::cuda::chunk_sm90 {
@@ -56,70 +56,73 @@ __device__ __forceinline__ Work work_of_tile(const RuleParams& p, uint32_t tile)
   const uint32_t tiles = static_cast<uint32_t>(p.dims.V) / kValueTile, heads = static_cast<uint32_t>(p.dims.Hv);
   const uint32_t rest = tile / tiles, index = rest / heads, head = rest - index * heads;
   const Segment segment = kIsLater ? find_later_segment(p, index) : Segment{find_row<kKeyDim>(p, index), 0, 1, index};
-  return {segment, key_head(head, p.dims.Hk, p.dims.Hv), head, static_cast<int64_t>(tile - rest * tiles) * kValueTile};
+  const uint32_t key_head = head / (heads / static_cast<uint32_t>(p.dims.Hk));
+  return {segment, key_head, head, static_cast<int64_t>(tile - rest * tiles) * kValueTile};
 }
 
-// Zeros for a tile's tokens where no sequence is; whether that is so.
-__device__ __forceinline__ bool is_padding(const RuleParams& p, const Work& work) {
-  return write_padding(p, work.segment.n, work.head, work.column, [&] { return segment_span(p, work.segment); });
+// Where a sequence would begin of which the task's chunks are those from task.first_chunk on; and where it ends, counted from
+// there.
+__device__ __forceinline__ int64_t token_zero(const Task& task) { return task.span.first - task.first_chunk * kChunk; }
+__device__ __forceinline__ int length_from_zero(const Task& task) {
+  return static_cast<int>(task.span.length) + task.first_chunk * kChunk;
 }
 
 template <class out_t>
-__device__ __forceinline__ Writer<out_t> writer_of(const RuleParams& p, const Work& work, const Span& span) {
+__device__ __forceinline__ Writer<out_t> writer_of(const RuleParams& p, const Work& work, const Task& task) {
   // By a shuffle: what ptxas can make of threadIdx again, it makes again for each chunk.
   const int lane = __shfl_sync(0xffffffffu, threadIdx.x % 32, threadIdx.x % 32);
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x % kGroupThreads / 32, 0);
   const int64_t column = work.column + 16 * warp;
-  out_t* const gmem = static_cast<out_t*>(p.out.data) + p.out.offset(span.batch, span.first, work.head, column);
+  out_t* const gmem = static_cast<out_t*>(p.out.data) + p.out.offset(task.span.batch, token_zero(task), work.head, column);
   return {gmem, p.out.stride[1], warp, lane};
 }
 
-// A tile group: S in, all chunks, S out.
+// A tile group: S in, all chunks of a task, S out.
 template <class io_t, class out_t, bool kIsLater, int kKeyDim, class Observer>
-__device__ __forceinline__ void carry_tile(const RuleParams& p, const Work& work, const Span& span, SharedMemory<kKeyDim>& smem,
+__device__ __forceinline__ void carry_tile(const RuleParams& p, const Task& task, const Work& work, SharedMemory<kKeyDim>& smem,
                                            Tile& tile, const Observer& observer) {
   State<kKeyDim> state = {};
-  const Writer<out_t> writer = writer_of<out_t>(p, work, span);
+  const Writer<out_t> writer = writer_of<out_t>(p, work, task);
   const Place from = kIsLater ? second_start<kKeyDim>(p, work.segment, work.head)
-                              : initial_place(p, work.segment.n, work.head, slot_to_read(p, work.segment.n));
+                              : initial_place(p, task.start_slot, work.head);
   if (from.is_given) move_state<true>(from.view, from.first(work.column), state);
   if constexpr (kIsLater) step_to_start(p, work, smem, state);
-  const int length = static_cast<int>(span.length), num_chunks = (length + kChunk - 1) / kChunk;
+  const int64_t length = task.span.length;
+  const int num_chunks = chunks_of(task);
   int chunk = 0;
   do {   // up to the next checkpoint, or to the end
-    const int end = next_stop(p, work.segment, chunk, num_chunks);
-    if (end > chunk) run_tile<io_t>(work, chunk, end, length, output_scale(p), writer, smem, tile, state, observer);
+    const int end = next_stop(p, work.segment, chunk, num_chunks), before = task.first_chunk;
+    if (end > chunk) {
+      run_tile<io_t>(task, before + chunk, before + end, length_from_zero(task), output_scale(p), writer, smem, tile, state,
+                     observer);
+    }
     chunk = end;
 #pragma unroll 1
     for (int i = 0; i < 2; ++i) {   // both from one copy of the code, which is long
-      const Place to = i == 0 ? checkpoint_after(p, work.segment, work.head, chunk, span.length)
+      const Place to = i == 0 ? checkpoint_after(p, work.segment, work.head, chunk, length)
                               : end_of_segment<kKeyDim>(p, work.segment, work.head, chunk == num_chunks);
       if (to.is_given) move_state<false>(to.view, to.first(work.column), state);
     }
   } while (chunk < num_chunks);
 }
 
-// What a thread moves of a tile's V or o.
-__device__ __forceinline__ Moved tokens_of(const View& view, const Work& work, const Span& span) {
+// What a thread moves of a tile's V or o, counted from token_zero.
+__device__ __forceinline__ Moved tokens_of(const View& view, const Work& work, const Task& task) {
   const int thread = threadIdx.x % kMovers;
   const int64_t column = work.column + 8 * (thread % kLanesOfToken);
-  return {static_cast<uint16_t*>(view.data) + view.offset(span.batch, span.first, work.head, column), view.stride[1], thread};
+  uint16_t* const gmem = static_cast<uint16_t*>(view.data) + view.offset(task.span.batch, token_zero(task), work.head, column);
+  return {gmem, view.stride[1], thread};
 }
 
 // The last block waits for the grid before this one even if it has nothing to do, so that this grid does not end before it.
 __device__ __forceinline__ bool is_last_block() { return blockIdx.x + 1 == gridDim.x; }
 
-// The thread that brings the chunks.
-__device__ __forceinline__ int copying_thread(int tiles) {
-  return tiles * kGroupThreads + (tiles == kMostTiles ? 0 : tiles * kMovers);
-}
-
-// The warp that brings the chunks of a block of one tile, and the transitions before those of a later segment.
+// The warp that brings the chunks of a task of one tile, and the transitions before those of a later segment.
 template <bool kIsLater, int kKeyDim>
-__device__ __forceinline__ void carry_copies(const RuleParams& p, const Work& work, const Span& span,
-                                             SharedMemory<kKeyDim>& smem) {
-  const int num_chunks = static_cast<int>((span.length + kChunk - 1) / kChunk);
-  const int64_t chunk_row = first_chunk_row(p, work.segment.n, span.first);
+__device__ __forceinline__ void carry_copies(const RuleParams& p, const Task& task, SharedMemory<kKeyDim>& smem) {
+  const Work& work = task.work[0];
+  const int num_chunks = chunks_of(task);
+  const int64_t chunk_row = first_chunk_row(p, work.segment.n, task.span.first);
   Prepared prepared = prepared_of<kKeyDim>(p, chunk_row, work.key_head, num_chunks);
   const int lane = static_cast<int>(threadIdx.x % 32);
   if constexpr (kIsLater) {
@@ -127,24 +130,78 @@ __device__ __forceinline__ void carry_copies(const RuleParams& p, const Work& wo
     __syncwarp();
   }
   const bool waits = !is_relayed(p) && !kIsLater;   // bring_transitions has waited
-  run_copies<kIsLater>(p, num_chunks, lane, waits, prepared, smem, [&](int chunk) {
+  const int absent = (tiles_of_block() - task.tiles) * kMovers;
+  run_copies<kIsLater>(p, task, num_chunks, lane, waits, absent, prepared, smem, [&](int chunk) {
     if constexpr (kIsLater) wait_for_transitions(chunk, steps_of(work.segment), smem);
   });
+}
+
+// Of the transfer group, of two tiles all warps move V and o, two each, and the first thread brings the chunks; of one the third
+// warp brings them, and the fourth has ended: a warp that only waits takes a tile group's issue slots.
+constexpr int kWarpsOfMovers = kMovers / 32, kFindingWarp = kWarpsOfMovers - 1, kCopyingWarp = kWarpsOfMovers;
+
+// The part of one warp of the transfer group in a task.
+template <class out_t, bool kIsLater, int kKeyDim, class FindNext>
+__device__ __forceinline__ void transfer_task(const RuleParams& p, const Task& task, int warp, SharedMemory<kKeyDim>& smem,
+                                              const FindNext& find_next) {
+  if (warp < task.tiles * kWarpsOfMovers) {
+#pragma unroll 1
+    for (int part = 0; part < 2; ++part) {   // what the turns need is made anew behind find_next: it would not fit in registers
+      const int tile = warp / kWarpsOfMovers, first = task.first_chunk, end = first + chunks_of(task);
+      const int found = end - kStages;   // the last V is under way
+      const bool copies = task.tiles == kMostTiles && threadIdx.x % kGroupThreads == 0;
+      if (part == 0 && copies) smem.to_copy = first_to_copy<kKeyDim>(p, task);
+      if (end > first) {
+        const Work& work = task.work[ptx::opaque(tile)];
+        run_transfer<out_t>(p, task, part == 0 ? first - kStages : found, part == 0 ? found : end, length_from_zero(task),
+                            copies, tokens_of(p.v, work, task), tokens_of(p.out, work, task), smem.tile[tile], smem);
+      }
+      if (part == 0) find_next();
+    }
+  } else if (warp == kCopyingWarp) {
+    carry_copies<kIsLater>(p, task, smem);
+  }
+}
+
+// The transfer group, task after task. The finding warp begins with one of no chunks, to find the first.
+template <class out_t, bool kIsLater, bool kWalks, int kKeyDim, class WorkOf>
+__device__ __forceinline__ void run_transfers(const RuleParams& p, const Tasks& tasks, const WorkOf& work_of,
+                                              SharedMemory<kKeyDim>& block_smem) {
+  SharedMemory<kKeyDim>& smem = ptx::kept(block_smem);
+  const int warp = __shfl_sync(0xffffffffu, threadIdx.x % kGroupThreads / 32, 0);
+#pragma unroll 1
+  for (int idx = warp == kFindingWarp ? -1 : 0;; ++idx) {
+    const Task& task = idx < 0 ? smem.task[1] : wait_for_task(idx, smem);
+    const bool has_part = warp < task.tiles * kWarpsOfMovers || (warp == kCopyingWarp && task.tiles > 0);
+    if (!has_part) break;
+    transfer_task<out_t, kIsLater>(p, task, warp, smem, [&] {
+      if (warp == kFindingWarp && (kWalks || idx < 0)) find_task<kWalks>(p, tasks, idx, work_of, smem);
+    });
+    if (idx < 0) continue;
+    if constexpr (!kWalks) break;
+    leave_task(ptx::opaque(idx), warp == kCopyingWarp && task.tiles == 1 ? 2 : 1, smem);   // for the fourth warp
+  }
   if (is_last_block()) ptx::griddepcontrol_wait();   // the others end and leave their places to the next row's tiles
 }
 
-// The transfer group: two warps move a tile's V and o. In a block of one tile the third warp brings the chunks and the fourth
-// ends at once; in a block of two the first thread brings them.
-template <class out_t, bool kIsLater, int kKeyDim>
-__device__ __forceinline__ void carry_transfer(const RuleParams& p, const Span& span, int tiles, SharedMemory<kKeyDim>& smem) {
-  const int warp = __shfl_sync(0xffffffffu, threadIdx.x % kGroupThreads / 32, 0), tile = warp / (kMovers / 32);
-  if (tile < tiles) {
-    const Work& work = smem.work[tile];
-    const bool copies = static_cast<int>(threadIdx.x) == copying_thread(tiles);
-    run_transfer<out_t>(p, static_cast<int>(span.length), copies, tokens_of(p.v, work, span), tokens_of(p.out, work, span),
-                        smem.tile[tile], smem);
-  } else if (warp == kMovers / 32) {
-    carry_copies<kIsLater>(p, smem.work[0], span, smem);
+// A tile group, task after task, until there is none with a tile for it: those of two tiles come first.
+template <class io_t, class out_t, bool kIsLater, bool kWalks, int kKeyDim, class Observer>
+__device__ __forceinline__ void run_tiles(const RuleParams& p, int group, SharedMemory<kKeyDim>& block_smem,
+                                          const Observer& observer) {
+  SharedMemory<kKeyDim>& smem = ptx::kept(block_smem);
+#pragma unroll 1
+  for (int idx = 0;; ++idx) {
+    const Task& task = wait_for_task(idx, smem);
+    if (group >= task.tiles) break;
+    const Work& work = task.work[group];
+    if (task.is_padding) {
+      const Writers writers = {static_cast<int>(threadIdx.x % kGroupThreads), kGroupThreads};
+      write_padding(p, work.segment.n, work.head, work.column, writers, [&] { return task.span; });
+    } else {
+      carry_tile<io_t, out_t, kIsLater>(p, task, work, smem, smem.tile[group], observer);
+    }
+    if constexpr (!kWalks) break;
+    leave_task(idx, arrivals_of_thread(task), smem);
   }
 }
 
@@ -160,14 +217,16 @@ __device__ __forceinline__ void init_barriers(int tiles, SharedMemory<kKeyDim>& 
       init(barriers[1], kGroupThreads);
     }
   };
-  const auto init_stages = [&](int of_tiles) {
 #pragma unroll
-    for (int i = 0; i < kStages; ++i) {
-      init(smem.full[i], 1 + of_tiles * kMovers);
-      init(smem.empty[i], of_tiles * kGroupThreads);
-    }
-  };
-  init_tile(smem.tile[0]);
+  for (int i = 0; i < kStages; ++i) {
+    init(smem.full[i], 1 + tiles * kMovers);
+    init(smem.empty[i], tiles * kGroupThreads);
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    init(smem.task_there[i], 1);
+    init(smem.task_done[i], (tiles + 1) * kWarpsOfGroup);
+  }
   if constexpr (kIsLater) {
 #pragma unroll
     for (int i = 0; i < kStages; ++i) {
@@ -175,79 +234,45 @@ __device__ __forceinline__ void init_barriers(int tiles, SharedMemory<kKeyDim>& 
       init(smem.half_read[i], kGroupThreads);
     }
   }
-  if (tiles == kMostTiles) {
-    init_stages(kMostTiles);
-    init_tile(smem.tile[1]);
-  } else {
-    init_stages(1);
-  }
+  init_tile(smem.tile[0]);
+  if (tiles == kMostTiles) init_tile(smem.tile[1]);
   ptx::fence_mbarrier_init();
 }
 
-// What a block needs before its groups part: zeros and barriers, what it works on, each by other warps.
-template <bool kIsLater, int kKeyDim>
-__device__ __forceinline__ void set_up(const RuleParams& p, const Work& work, int tiles, SharedMemory<kKeyDim>& smem) {
-  const int thread = threadIdx.x, group = thread / kGroupThreads;
-  if (thread == kOneTileThreads - 32) init_barriers<kIsLater>(tiles, smem);
+// A block's life: task blockIdx.x, and with kWalks others behind it. kIsLater: tasks are segments behind a row's first.
+template <class io_t, class out_t, bool kIsLater, bool kWalks, int kKeyDim, class WorkOf, class Observer>
+__device__ __forceinline__ void carry(const RuleParams& p, const Tasks& tasks, const WorkOf& work_of,
+                                      SharedMemory<kKeyDim>& smem, const Observer& observer) {
+  const int tiles = tiles_of_block(), group = __shfl_sync(0xffffffffu, threadIdx.x / kGroupThreads, 0);
   write_zeros(smem.stage);
-  if (thread == 0) smem.span = segment_span(p, work.segment);
-  if (group < tiles && thread % kGroupThreads == 0) {
-    Work& mine = smem.work[group];
-    mine = work;
-    mine.column += group * kValueTile;
-  }
-  if (thread == copying_thread(tiles)) {
-    const int64_t chunk_row = first_chunk_row(p, work.segment.n, segment_span(p, work.segment).first);
-    smem.to_copy = {keys_of<kKeyDim>(p, chunk_row, work.key_head), solved_of<kKeyDim>(p, chunk_row, work.head), 0, 0};
+  if (threadIdx.x == kOneTileThreads - 32) {   // of a warp that has no zeros to write
+    init_barriers<kIsLater>(tiles, smem);
+    Task& none = smem.task[1];   // before the first one
+    none.tiles = 1;
+    none.is_padding = true;
+    none.first_chunk = none.parity = 0;
   }
   __syncthreads();
-}
-
-// A block's life: `tiles` tiles of a head side by side, the first that of `work`; kIsLater: of a segment behind a row's first.
-template <class io_t, class out_t, bool kIsLater, int kKeyDim, class Observer>
-__device__ __forceinline__ void carry(const RuleParams& p, const Work& work, int tiles, SharedMemory<kKeyDim>& smem,
-                                      const Observer& observer) {
-  bool is_done = work.segment.n > p.dims.N || !takes_row(p, work.segment.n);
-  for (int i = 0; i < tiles && !is_done; ++i) {
-    Work of_tile = work;
-    of_tile.column += i * kValueTile;
-    is_done = is_padding(p, of_tile) && i + 1 == tiles;
-  }
-  if (is_done) {
-    if (is_last_block()) ptx::griddepcontrol_wait();
-    return;
-  }
-  set_up<kIsLater>(p, work, tiles, smem);
-  const int group = __shfl_sync(0xffffffffu, threadIdx.x / kGroupThreads, 0);
   if (group < tiles) {
     ptx::setmaxnreg_inc<kTileRegisters>();
-    carry_tile<io_t, out_t, kIsLater>(p, smem.work[group], smem.span, smem, smem.tile[group], observer);
-  } else if (group == tiles) {
+    run_tiles<io_t, out_t, kIsLater, kWalks>(p, group, smem, observer);
+  } else {
     ptx::setmaxnreg_dec<kTransferRegisters>();
-    carry_transfer<out_t, kIsLater>(p, smem.span, tiles, smem);
+    run_transfers<out_t, kIsLater, kWalks>(p, tasks, work_of, smem);
   }
-}
-
-// How many blocks carry two tiles. By each warp for itself.
-template <int kKeyDim>
-__device__ __forceinline__ uint32_t count_pairs(const RuleParams& p, const Pairs& pairs) {
-  const bool has_none = pairs.count > 0 && p.cu_seqlens.given() && longest_length<kKeyDim>(p) > pairs.longest;
-  return has_none ? 0 : static_cast<uint32_t>(pairs.count);
 }
 
 template <class io_t, class out_t, int kKeyDim, class Observer>
 __global__ void __launch_bounds__(kThreads, 1)
-    chunk_kernel(const __grid_constant__ RuleParams p, const __grid_constant__ Pairs pairs,
+    chunk_kernel(const __grid_constant__ RuleParams p, const __grid_constant__ Tasks tasks,
                  const __grid_constant__ Observer observer) {
   if constexpr (!ptx::kHasWgmma) {
     ptx::trap();   // the launcher does not choose this kernel for other targets
   } else {
     extern __shared__ __align__(1024) char smem_bytes[];
     auto& smem = *reinterpret_cast<SharedMemory<kKeyDim>*>(smem_bytes);
-    const uint32_t both = count_pairs<kKeyDim>(p, pairs);
-    const int tiles = __shfl_sync(0xffffffffu, blockIdx.x < both ? kMostTiles : 1, 0);   // known to be uniform
-    const uint32_t first = blockIdx.x + min(blockIdx.x, both) * (kMostTiles - 1);
-    carry<io_t, out_t, false>(p, work_of_tile<kKeyDim, false>(p, first), tiles, smem, observer);
+    carry<io_t, out_t, false, true>(p, tasks, [&](uint32_t tile) { return work_of_tile<kKeyDim, false>(p, tile); }, smem,
+                                    observer);
   }
 }
 

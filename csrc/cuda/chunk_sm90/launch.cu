@@ -49,16 +49,17 @@ const char* launch_scan(const RuleParams& params, void* stream) {
   return launch_early(later_kernel<io_t, out_t, kKeyDim>, tiles, kOneTileThreads, kOneTileBytes<kKeyDim>, stream, params);
 }
 
-// The state through all chunks of whole rows. Of a ragged call only the device knows whether there are pairs: blocks for the
-// case of none.
+// The state through all chunks of whole rows. Of a ragged call only the device knows whether there are pairs.
 template <class io_t, class out_t, int kKeyDim>
 const char* launch_carry(const RuleParams& params, const Pairs& pairs, void* stream) {
-  const int64_t tiles = num_tiles(params), blocks = params.cu_seqlens.given() ? tiles : tiles - pairs.count;
+  const int64_t tiles = num_tiles(params), most = params.cu_seqlens.given() ? tiles : tiles - pairs.count;
   if (tiles > kMaxBlocks) return "more than 2^31 - 1 blocks";
-  const bool has_pairs = pairs.count > 0;
+  const bool has_pairs = pairs.count > 0, walks = has_queue(params) && num_items(params) > 0;   // the preparation has run
+  const int64_t blocks = walks ? std::min<int64_t>(most, num_multiprocessors()) : most;
   // Without pairs a block has room beside one of the preparation, and so it is there when that ends.
   return launch_early(chunk_kernel<io_t, out_t, kKeyDim, NoObserver>, blocks, has_pairs ? kThreads : kOneTileThreads,
-                      has_pairs ? sizeof(SharedMemory<kKeyDim>) : kOneTileBytes<kKeyDim>, stream, params, pairs, NoObserver{});
+                      has_pairs ? sizeof(SharedMemory<kKeyDim>) : kOneTileBytes<kKeyDim>, stream, params,
+                      Tasks{pairs, walks ? tiles : 0}, NoObserver{});
 }
 
 template <class io_t, class out_t, int kKeyDim>

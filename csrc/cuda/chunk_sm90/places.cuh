@@ -23,9 +23,8 @@ __device__ __forceinline__ View workspace_view(float* gmem) {
 }
 
 // What the first segment of a row starts from: a slot, or zero.
-__device__ __forceinline__ Place initial_place(const RuleParams& p, int64_t n, int64_t head, int64_t slot) {
-  const bool is_given = p.initial_state.given() && p.has_initial_state.at(n);
-  return {p.initial_state, is_given ? p.initial_state.offset(slot, head) : 0, is_given};
+__device__ __forceinline__ Place initial_place(const RuleParams& p, int64_t slot, int64_t head) {
+  return {p.initial_state, slot < 0 ? 0 : p.initial_state.offset(slot, head), slot >= 0};
 }
 
 // The start of a row's second segment, in the workspace, from which a later one steps to its own (steps.cuh).

@@ -5,8 +5,8 @@
 //         are made once for all value heads of a key head. Beside the carrying some blocks end sooner (relay.cuh).
 // Block   all warps bring k and q, normalise and multiply them; then each warp makes every fourth value head, by itself. The
 //         gates of its first one are asked for before k and q and summed while these come.
-// Reads   q, k [64, K], g, beta [64] of each value head.   Writes   Keys, Solved (prepared.h); Hopper's also the order of the
-//         rows of a ragged call or the words of relay.cuh (segments.h).
+// Reads   q, k [64, K], g, beta [64] of each value head.   Writes   Keys, Solved (prepared.h); Hopper's also the words of
+//         tasks.cuh, with the order of the rows of a ragged call, or those of relay.cuh (segments.h).
 #pragma once
 
 #include "../ptx/bulk.cuh"
@@ -208,7 +208,7 @@ __device__ __forceinline__ void prepare_item(const RuleParams& p, PrepareMemory<
 // Each section of the build that compiles this has a kernel of its own, named by such a struct.
 struct Hopper {
   static constexpr int kBlocks = 4;           // of a multiprocessor, as many as run side by side
-  static constexpr bool kOrdersRows = true;   // for chunk_kernel, which takes long rows first
+  static constexpr bool kHasQueue = true;     // for chunk_kernel, which takes long rows first
   static constexpr bool kHasWgmma = true;     // products by wgmma, keys out by a bulk copy
 };
 
@@ -226,7 +226,8 @@ __global__ void __launch_bounds__(kPrepareThreads, Section::kBlocks) prepare_ker
   }
   __syncthreads();
   while (smem.item.is_given) prepare_item<Section, io_t>(p, smem);
-  if constexpr (Section::kOrdersRows) {
+  if constexpr (Section::kHasQueue) {
+    if (has_queue(p) && blockIdx.x == 0 && threadIdx.x == 0) queue_of<kKeyDim>(p)->taken = 0;
     if (has_order(p)) order_rows<kKeyDim>(p);
   }
 }

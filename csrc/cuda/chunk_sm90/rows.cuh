@@ -8,8 +8,9 @@
 
 namespace gdn::cuda::chunk_sm90 {
 
-__device__ __forceinline__ int64_t length_of_row(const RuleParams& p, int64_t n) {
-  return n < p.dims.N ? sequence_span(p.cu_seqlens, n, p.dims.T).length : 0;
+// In 32 bits, of which T has fewer (takes.h).
+__device__ __forceinline__ int length_of_row(const RuleParams& p, int64_t n) {
+  return n < p.dims.N ? static_cast<int>(sequence_span(p.cu_seqlens, n, p.dims.T).length) : 0;
 }
 
 // The segment at a segment row of ragged input. By each warp for itself.
@@ -51,18 +52,19 @@ __device__ __forceinline__ Segment find_later_segment(const RuleParams& p, int64
 }
 
 // Whether row a comes before row b: the longer one, of equal ones the first.
-__device__ __forceinline__ bool comes_before(int64_t length_a, int64_t a, int64_t length_b, int64_t b) {
+__device__ __forceinline__ bool comes_before(int length_a, int64_t a, int length_b, int64_t b) {
   return length_a > length_b || (length_a == length_b && a < b);
 }
 
 // The index-th longest row, of at most 32. By each warp for itself.
 __device__ __forceinline__ int64_t find_longest(const RuleParams& p, int64_t index) {
   const int lane = threadIdx.x % 32, rows = static_cast<int>(num_rows(p));
-  const int64_t length = lane < rows ? length_of_row(p, lane) : -1;
+  const int length = lane < rows ? length_of_row(p, lane) : -1;
   int before = 0;
-#pragma unroll 1
+#pragma unroll 4
   for (int other = 0; other < rows; ++other) {
-    before += comes_before(__shfl_sync(0xffffffffu, length, other), other, length, lane);
+    const int length_of_other = __shfl_sync(0xffffffffu, length, other);
+    before += length_of_other > length || (length_of_other == length && other < lane);
   }
   const unsigned found = __ballot_sync(0xffffffffu, lane < rows && before == index);
   return found == 0 ? p.dims.N + 1 : __ffs(static_cast<int>(found)) - 1;
@@ -73,10 +75,10 @@ template <int kKeyDim>
 __device__ __forceinline__ void order_rows(const RuleParams& p) {
   const int lane = threadIdx.x % 32;
   const int64_t rows = num_rows(p), warps = static_cast<int64_t>(gridDim.x) * (blockDim.x / 32);
-  int32_t* const order = order_of<kKeyDim>(p);
+  int32_t* const order = queue_of<kKeyDim>(p)->order;
 #pragma unroll 1
   for (int64_t n = static_cast<int64_t>(blockIdx.x) * (blockDim.x / 32) + threadIdx.x / 32; n < rows; n += warps) {
-    const int64_t length = length_of_row(p, n);
+    const int length = length_of_row(p, n);
     int before = 0;
 #pragma unroll 4
     for (int64_t other = lane; other < rows; other += 32) before += comes_before(length_of_row(p, other), other, length, n);
@@ -92,9 +94,9 @@ __device__ __forceinline__ int longest_length(const RuleParams& p) {
   int64_t n = threadIdx.x % 32;
   if (has_order(p)) {
     ptx::griddepcontrol_wait();   // the preparation wrote the order
-    n = order_of<kKeyDim>(p)[0];
+    n = queue_of<kKeyDim>(p)->order[0];
   }
-  int longest = static_cast<int>(length_of_row(p, n));
+  int longest = length_of_row(p, n);
 #pragma unroll
   for (int distance = 16; distance > 0; distance /= 2) {
     longest = max(longest, __shfl_xor_sync(0xffffffffu, longest, distance));
@@ -108,15 +110,17 @@ __device__ __forceinline__ int64_t find_row(const RuleParams& p, int64_t index) 
   if (!sorts_rows(p) || index >= num_rows(p)) return index;
   if (!has_order(p)) return find_longest(p, index);
   ptx::griddepcontrol_wait();   // the preparation wrote the order
-  return order_of<kKeyDim>(p)[index];
+  return queue_of<kKeyDim>(p)->order[index];
 }
 
-// The tokens of a segment of a row.
+// The tokens of a segment of a row, which has those of `row`.
+__device__ __forceinline__ Span segment_span(const RuleParams& p, const Segment& segment, const Span& row) {
+  if (!is_scanned(p)) return row;
+  const int64_t before = segment.idx * p.segment_tokens, left = row.length - before;
+  return {row.batch, row.first + before, left < p.segment_tokens ? left : p.segment_tokens};
+}
 __device__ __forceinline__ Span segment_span(const RuleParams& p, const Segment& segment) {
-  const Span span = sequence_span(p.cu_seqlens, segment.n, p.dims.T);
-  if (!is_scanned(p)) return span;
-  const int64_t before = segment.idx * p.segment_tokens, left = span.length - before;
-  return {span.batch, span.first + before, left < p.segment_tokens ? left : p.segment_tokens};
+  return segment_span(p, segment, sequence_span(p.cu_seqlens, segment.n, p.dims.T));
 }
 
 }  // namespace gdn::cuda::chunk_sm90

@@ -264,7 +264,8 @@ __global__ void __launch_bounds__(kThreads, 1) segment_kernel(const __grid_const
     if (segment.idx == 0) {
       if (block * kValueTile >= p.dims.V) segment.n = p.dims.N + 1;   // a tile that is not there
       const Work work = {segment, key_head(head, p.dims.Hk, p.dims.Hv), head, block * int64_t{kValueTile}};
-      carry<io_t, out_t, false>(p, work, 1, *reinterpret_cast<SharedMemory<kKeyDim>*>(smem_bytes), NoObserver{});
+      carry<io_t, out_t, false, false>(p, Tasks{}, [&](uint32_t) { return work; },
+                                       *reinterpret_cast<SharedMemory<kKeyDim>*>(smem_bytes), NoObserver{});
     } else {
       carry_chains<io_t>(p, segment, head, block, *reinterpret_cast<SegmentMemory<kKeyDim>*>(smem_bytes));
     }
@@ -278,8 +279,8 @@ __global__ void __launch_bounds__(kThreads, 1) later_kernel(const __grid_constan
     ptx::trap();
   } else {
     extern __shared__ __align__(1024) char smem_bytes[];
-    carry<io_t, out_t, true>(p, work_of_tile<kKeyDim, true>(p, blockIdx.x), 1,
-                             *reinterpret_cast<SharedMemory<kKeyDim>*>(smem_bytes), NoObserver{});
+    carry<io_t, out_t, true, false>(p, Tasks{}, [&](uint32_t tile) { return work_of_tile<kKeyDim, true>(p, tile); },
+                                    *reinterpret_cast<SharedMemory<kKeyDim>*>(smem_bytes), NoObserver{});
   }
 }
 

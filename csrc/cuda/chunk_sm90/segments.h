@@ -3,9 +3,10 @@
 //     starts       [segment rows][Hv][V][K] fp32    S^T at the start of the second segment of each row; at those behind it
 //                                                   B^T of the one before, as store_sums (steps.cuh) leaves it
 //     transitions  [segment rows][Hv] Transition    A^T of each segment between: S at its end = A S + what it writes itself
-//     order        [N + 1] int32                    the rows of a ragged call, the longest first
+//     queue        Queue                            which tasks are taken (tasks.cuh), and the rows of a ragged call, the
+//                                                   longest first
 //     relay        Relay                            what says which chunks are prepared (relay.cuh)
-// Of the last two a call has at most one, and neither beside segments: they start at the same place.
+// A call has either the first two or one of the last two: they start at the same place.
 // With the two-level scan (params.segment_tokens > 0) a row is cut every so many tokens into segments. A segment row is the
 // place of a segment; as with chunk rows, ragged sequences start where there is room for those before whatever their lengths
 // are: row = first token / segment_tokens + sequence + segment.
@@ -75,9 +76,17 @@ GDN_INLINE Transition<kKeyDim>* transition_of(const RuleParams& p, int64_t segme
   return reinterpret_cast<Transition<kKeyDim>*>(start_of<kKeyDim>(p, num_segment_rows(p), 0)) + segment_row * p.dims.Hv + head;
 }
 
+// What the preparation leaves for blocks that take one task after the other.
+struct Queue {
+  uint32_t taken;     // tasks behind those that blocks begin with, zero at the start
+  int32_t order[1];   // [N + 1] where has_order says so
+};
+GDN_INLINE bool has_queue(const RuleParams& p) { return !is_scanned(p) && !is_relayed(p); }
+GDN_INLINE int64_t queue_words(const RuleParams& p) { return 1 + (has_order(p) ? num_rows(p) : 0); }
+
 template <int kKeyDim>
-GDN_INLINE int32_t* order_of(const RuleParams& p) {
-  return reinterpret_cast<int32_t*>(static_cast<char*>(p.workspace) + prepared_bytes<kKeyDim>(p));   // never beside segments
+GDN_INLINE Queue* queue_of(const RuleParams& p) {
+  return reinterpret_cast<Queue*>(static_cast<char*>(p.workspace) + prepared_bytes<kKeyDim>(p));
 }
 
 // Words of a call that prepares and carries side by side, all zero at its start.
@@ -100,7 +109,7 @@ GDN_INLINE int64_t workspace_bytes(const RuleParams& p) {
     const int64_t of_head = p.dims.V * kKeyDim * sizeof(float) + sizeof(Transition<kKeyDim>);
     bytes += num_segment_rows(p) * p.dims.Hv * of_head;
   }
-  if (has_order(p)) bytes += num_rows(p) * static_cast<int64_t>(sizeof(int32_t));
+  if (has_queue(p)) bytes += queue_words(p) * static_cast<int64_t>(sizeof(int32_t));
   if (is_relayed(p)) bytes += relay_words(p) * static_cast<int64_t>(sizeof(uint32_t));
   return bytes;
 }

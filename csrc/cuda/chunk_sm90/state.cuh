@@ -88,21 +88,21 @@ __device__ __forceinline__ void take_values(int chunk, int warp, int lane, Tile&
 // O^T of a chunk, at the scale of the rows of S, to the transfer group. That its place is free is known from V of the next
 // chunk, which the transfer group brings later than it takes o of two chunks before; of the sequence's last chunk by asking.
 template <class out_t, int kKeyDim>
-__device__ __forceinline__ void give_output(int chunk, int length, bool has_next, float scale, const Writer<out_t>& writer,
-                                            const State<kKeyDim>& state, Tile& tile, float (&o)[32]) {
+__device__ __forceinline__ void give_output(int chunk, int length, bool is_known_free, float scale, const Writer<out_t>& writer,
+                                            int parity, const State<kKeyDim>& state, Tile& tile, float (&o)[32]) {
   const float factor[2] = {scale * power_of_two(state.exponent[0]), scale * power_of_two(state.exponent[1])};
   scale_rows(factor, o);
   const int half = chunk % 2, first = chunk * kChunk;
-  if (!has_next && chunk >= 2) wait_phase(tile.o_taken, 0);
+  if (!is_known_free) wait_phase(tile.o_taken, parity);
   writer.write(o, tile.o[half], first, min(length - first, kChunk));
   arrive(tile.o_ready[half]);
 }
 
-// Chunks first .. end - 1 of a sequence of `length` tokens; `state` holds S before and behind them, as in a call that starts or
-// ends there. The observer is shown what a test wants to look at; NoObserver costs nothing. Conditions that always hold
+// Chunks first .. end - 1 of a task of which chunk task.first_chunk is the first and ends at token `length` if it is the last;
+// `state` holds S before and behind them, as in a call that starts or ends there. The observer is shown what a test wants to look at; NoObserver costs nothing. Conditions that always hold
 // (end > 0) keep ptxas from moving what they guard behind the next wait.
 template <class io_t, class out_t, int kKeyDim, class Observer>
-__device__ __forceinline__ void run_tile(const Work& work, int first, int end, int length, float scale,
+__device__ __forceinline__ void run_tile(const Task& task, int first, int end, int length, float scale,
                                          const Writer<out_t>& writer, SharedMemory<kKeyDim>& smem, Tile& tile,
                                          State<kKeyDim>& state, const Observer& observer) {
   constexpr int kPanels = State<kKeyDim>::kPanels;
@@ -110,7 +110,9 @@ __device__ __forceinline__ void run_tile(const Work& work, int first, int end, i
   Turn turn = {start % kStages, start / kStages % 2};
   int of_v[2];
   uint32_t stored_v[4][4], largest[2] = {0, 0};
-  wait_phase(tile.v_there, 0);   // not yet for the keys; behind a checkpoint the chunk has been waited for already
+  const int arrivals = arrivals_of_thread(task), parity = task.parity;
+  const Work& work = task.work[&tile - smem.tile];
+  wait_phase(tile.v_there, parity);   // not yet for the keys; behind a checkpoint the chunk has been waited for already
   take_values<io_t>(start, warp, lane, tile, stored_v, of_v);
   start_operand(of_v, state, largest);
   wait_phase(smem.full[turn.slot], turn.parity);
@@ -178,8 +180,8 @@ __device__ __forceinline__ void run_tile(const Work& work, int first, int end, i
     ptx::wgmma_wait_group<0>();   // O^T
     hold(o);
     hold(x);
-    arrive(smem.empty[slot]);
-    give_output(chunk, length, has_next, scale, writer, state, tile, o);
+    ptx::mbarrier_arrive(ptx::shared_address(&smem.empty[slot]), arrivals);
+    give_output(chunk, length, has_next, scale, writer, parity, state, tile, o);
     observer.phase(Phase::kUpdated);
     finish_operand(of_v, state, largest);
   }

@@ -12,10 +12,11 @@ namespace gdn::cuda::chunk_sm90 {
 using Moved = Tokens<kMovers>;   // of V or o, by the two warps of a tile
 
 // Starts to bring the next chunk of the workspace to its stage, when nobody reads that any more. By one thread. With `waits` it
-// waits for the preparation, as late as it can: code that runs for the first time is slow. kEvictsFirst: its lines make room in
-// the L2 first, which pays where the tiles of all value heads, its readers, keep together.
+// waits for the preparation, as late as it can: code that runs for the first time is slow. It arrives for `absent` threads, that
+// would copy V of a tile that is not there. kEvictsFirst: its lines make room in the L2 first, which pays where the tiles of all
+// value heads, its readers, keep together.
 template <bool kEvictsFirst, int kKeyDim>
-__device__ __forceinline__ void bring_chunk(const RuleParams& p, bool waits, ChunkToCopy<kKeyDim>& next,
+__device__ __forceinline__ void bring_chunk(const RuleParams& p, bool waits, int absent, ChunkToCopy<kKeyDim>& next,
                                             SharedMemory<kKeyDim>& smem) {
   const Turn turn = {next.slot, next.parity}, after = turn.next();
   const Keys<kKeyDim>* const keys = next.keys;
@@ -24,6 +25,7 @@ __device__ __forceinline__ void bring_chunk(const RuleParams& p, bool waits, Chu
   wait_phase(smem.empty[turn.slot], turn.parity ^ 1);
   Stage<kKeyDim>& stage = smem.stage[turn.slot];
   const uint32_t full = ptx::shared_address(&smem.full[turn.slot]);
+  if (absent > 0) ptx::mbarrier_arrive(full, absent);
   ptx::mbarrier_arrive_expect_tx(full, sizeof(Keys<kKeyDim>) + sizeof(Solved));
   if (waits) ptx::griddepcontrol_wait();
   const auto copy_piece = [&](auto& smem_piece, const auto& gmem_piece) {
@@ -35,18 +37,28 @@ __device__ __forceinline__ void bring_chunk(const RuleParams& p, bool waits, Chu
   copy_piece(stage.solved.third, solved->third);
 }
 
+// The first chunk of a tile's task.
+template <int kKeyDim>
+__device__ __forceinline__ ChunkToCopy<kKeyDim> first_to_copy(const RuleParams& p, const Task& task) {
+  const Work& work = task.work[0];
+  const int64_t chunk_row = first_chunk_row(p, work.segment.n, task.span.first);
+  return {keys_of<kKeyDim>(p, chunk_row, work.key_head), solved_of<kKeyDim>(p, chunk_row, work.head),
+          task.first_chunk % kStages, task.first_chunk / kStages % 2};
+}
+
 // All chunks, by a warp that has nothing else to do; with `waits` the first one when the whole preparation is done. Before
 // each of the first kStages chunks wait_for_stage(chunk) returns when nobody reads what lay in its stage.
 template <bool kEvictsFirst, int kKeyDim, class WaitForStage>
-__device__ __forceinline__ void run_copies(const RuleParams& p, int num_chunks, int lane, bool waits, Prepared& prepared,
-                                           SharedMemory<kKeyDim>& smem, const WaitForStage& wait_for_stage) {
-  ChunkToCopy<kKeyDim> next = smem.to_copy;
+__device__ __forceinline__ void run_copies(const RuleParams& p, const Task& task, int num_chunks, int lane, bool waits, int absent,
+                                           Prepared& prepared, SharedMemory<kKeyDim>& smem,
+                                           const WaitForStage& wait_for_stage) {
+  ChunkToCopy<kKeyDim> next = first_to_copy<kKeyDim>(p, task);
 #pragma unroll 1
   for (int chunk = 0; chunk < num_chunks; ++chunk) {
     prepared.wait_for(chunk, lane);
     if (lane == 0) {
       if (chunk < kStages) wait_for_stage(chunk);
-      bring_chunk<kEvictsFirst>(p, waits && chunk == 0, next, smem);
+      bring_chunk<kEvictsFirst>(p, waits && chunk == 0, absent, next, smem);
     }
   }
 }
@@ -70,27 +82,26 @@ __device__ __forceinline__ void take_output(int chunk, int length, const Moved& 
   if constexpr (sizeof(out_t) == 2) out.copy_out(chunk * kChunk, length, tile.o[half]);
 }
 
-// The whole life of the two warps that move V and o of a tile. The thread with `copies` brings the chunks in between.
+// Turns `from` .. `to` - 1 of the two warps that move V and o of a tile: in turn c o of chunk c leaves and V of chunk c + kStages
+// comes. A task's turns are those from task.first_chunk - kStages on, for V of its first chunks comes before o of any. The thread
+// with `copies` brings the chunks in between, of a task of two tiles. Chunks, at least one, are counted as in the block, so that
+// `v`, `out` and `length` are those of a sequence that starts with the block's first chunk.
 template <class out_t, int kKeyDim>
-__device__ __forceinline__ void run_transfer(const RuleParams& p, int length, bool copies, const Moved& v, const Moved& out,
-                                             Tile& tile, SharedMemory<kKeyDim>& smem) {
-  const int num_chunks = (length + kChunk - 1) / kChunk;
+__device__ __forceinline__ void run_transfer(const RuleParams& p, const Task& task, int from, int to, int length, bool copies,
+                                             const Moved& v, const Moved& out, Tile& tile, SharedMemory<kKeyDim>& smem) {
+  const int first = task.first_chunk, end = (length + kChunk - 1) / kChunk;
+  int slot = (from + kStages) % kStages;   // the stage of chunk c and of chunk c + kStages
 #pragma unroll 1
-  for (int chunk = 0; chunk < min(num_chunks, kStages); ++chunk) {   // V first, for which nobody has to wait
-    bring_values(chunk, chunk, length, v, tile, smem);
-    if (chunk == 0) ptx::cp_async_mbarrier_arrive(ptx::shared_address(&tile.v_there));
-    if (copies) bring_chunk<false>(p, chunk == 0, smem.to_copy, smem);
+  for (int chunk = from; chunk < to; ++chunk) {
+    if (copies && chunk + kStages > first && chunk - 1 + kStages < end) {
+      bring_chunk<false>(p, chunk - 1 + kStages == first, 0, smem.to_copy, smem);
+    }
     __syncwarp();
-  }
-  int slot = 0;   // the stage of the chunk
-#pragma unroll 1
-  for (int chunk = 0; chunk < num_chunks; ++chunk) {
-    if (copies && chunk > 0 && chunk - 1 + kStages < num_chunks) bring_chunk<false>(p, false, smem.to_copy, smem);
-    __syncwarp();
-    take_output<out_t>(chunk, length, out, tile);
-    if (chunk + 3 == num_chunks) arrive(tile.o_taken);
+    if (chunk >= first) take_output<out_t>(chunk, length, out, tile);
+    if (chunk + 3 == end) arrive(tile.o_taken);
     // Behind o: who sees V of a chunk knows that o's place is free.
     bring_values(chunk + kStages, slot, length, v, tile, smem);
+    if (chunk + kStages == first) ptx::cp_async_mbarrier_arrive(ptx::shared_address(&tile.v_there));
     slot = slot + 1 < kStages ? slot + 1 : 0;
   }
 }

@@ -16,6 +16,11 @@ __device__ __forceinline__ void mbarrier_arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
+// The same for so many arrivals at once.
+__device__ __forceinline__ void mbarrier_arrive(uint32_t barrier, uint32_t arrivals) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
 // PTX ISA, "mbarrier.try_wait", acquire, until the phase of this parity has ended. The loop is written here because the
 // compiler puts a loop of its own behind the kernel, from where the way back misses the instruction cache.
 __device__ __forceinline__ void mbarrier_wait_parity(uint32_t barrier, uint32_t parity) {

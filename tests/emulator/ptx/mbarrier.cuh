@@ -13,6 +13,10 @@ inline void mbarrier_init(uint32_t barrier, uint32_t arrivals) {
 
 inline void mbarrier_arrive(uint32_t barrier) { emulated::arrive(emulated::barrier_at(barrier), 0); }
 
+inline void mbarrier_arrive(uint32_t barrier, uint32_t arrivals) {
+  for (uint32_t i = 0; i < arrivals; ++i) mbarrier_arrive(barrier);
+}
+
 inline void mbarrier_wait_parity(uint32_t barrier, uint32_t parity) {
   const emulated::Barrier& waited = emulated::barrier_at(barrier);
   emulated::wait_until([&] { return waited.phase % 2 != parity; });

@@ -12,4 +12,9 @@ inline uint32_t shared_address(const void* smem) {
   return static_cast<uint32_t>(offset);
 }
 
+template <class T>
+T& kept(T& smem) {
+  return smem;
+}
+
 }  // namespace gdn::cuda::ptx

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a block works on, one task after the other: task blockIdx.x of the grid's order, behind it the next one that nobody has
+// taken, counted in a word that the preparation has set to zero. So a grid has no more blocks than multiprocessors; only the
+// device knows how many tasks a ragged call has (Pairs), and blocks that find nothing cost 2 us each.
+// One warp of the transfer group, the finding one, looks for the next task when the last V of the one at hand is under way, as
+// late as hides it: rows that differ are shared out evenly. Chunks of the next task are brought while S of this one leaves.
+// Which block takes a task decides how soon all is done and nothing else.
+#pragma once
+
+#include "../ptx/arch.cuh"
+#include "../ptx/cp_async.cuh"
+#include "../ptx/global_sync.cuh"
+#include "../ptx/pdl.cuh"
+#include "exchange.cuh"
+#include "padding.cuh"
+#include "rows.cuh"
+
+namespace gdn::cuda::chunk_sm90 {
+
+constexpr uint32_t kNoTask = ~0u;
+
+// Chunks of a task.
+__device__ __forceinline__ int chunks_of(const Task& task) {
+  return task.is_padding ? 0 : (static_cast<int>(task.span.length) + kChunk - 1) / kChunk;
+}
+
+// Where the chunks of the task behind `task` come in the count of the block, and its parity.
+__device__ __forceinline__ void count_on(const Task& task, Task& next) {
+  const int chunks = chunks_of(task);
+  next.first_chunk = (task.first_chunk + chunks % kChunkCycle) % kChunkCycle;
+  next.parity = task.parity ^ (chunks > 0 ? 1 : 0);
+}
+
+// The next task that nobody has taken. By one warp.
+template <int kKeyDim>
+__device__ __forceinline__ uint32_t take_task(const RuleParams& p, const Tasks& tasks, uint32_t pairs, int lane) {
+  const uint32_t all = static_cast<uint32_t>(tasks.tiles) - pairs;
+  if (tasks.tiles == 0 || gridDim.x >= all) return kNoTask;
+  uint32_t taken = 0;
+  if (lane == 0) {
+    ptx::griddepcontrol_wait();   // the preparation has set the word to zero
+    taken = ptx::atomic_add_relaxed_gpu(&queue_of<kKeyDim>(p)->taken, 1);
+  }
+  const uint32_t index = gridDim.x + __shfl_sync(0xffffffffu, taken, 0);
+  return index < all ? index : kNoTask;
+}
+
+// How many blocks carry two tiles. By each warp for itself.
+template <int kKeyDim>
+__device__ __forceinline__ uint32_t count_pairs(const RuleParams& p, const Pairs& pairs) {
+  const bool has_none = pairs.count > 0 && p.cu_seqlens.given() && longest_length<kKeyDim>(p) > pairs.longest;
+  return has_none ? 0 : static_cast<uint32_t>(pairs.count);
+}
+
+// Whether there is something to do for a segment; if so, what is the same for all its tiles, from one lane to `smem`.
+__device__ __forceinline__ bool describe_task(const RuleParams& p, const Segment& segment, int lane, Task& smem) {
+  const int64_t n = segment.n;
+  if (n > p.dims.N) return false;
+  const bool is_outside = n == p.dims.N;
+  const Span row = is_outside ? Span{0, 0, 0} : sequence_span(p.cu_seqlens, n, p.dims.T);
+  if (!takes_length(p, row.length)) return false;
+  if (is_outside && p.cu_seqlens.at(0) <= 0 && p.cu_seqlens.at(n) >= p.dims.T) return false;
+  const bool is_zeros = is_padding(p, n);
+  const bool has_start = !is_zeros && p.initial_state.given() && p.has_initial_state.at(n);
+  const int64_t start_slot = has_start ? slot_to_read(p, n) : -1;
+  if (lane == 0) {
+    smem.span = segment_span(p, segment, row);
+    smem.start_slot = start_slot;
+    smem.is_padding = is_zeros;
+  }
+  return true;
+}
+
+// Asks for the state that a task starts from, which comes to the L2 while the task before is carried on. By one warp; only of
+// rows or columns that lie in one piece each.
+template <int kKeyDim>
+__device__ __forceinline__ void prefetch_state(const RuleParams& p, const Task& task, int lane) {
+  const View& view = p.initial_state;
+  const int size = dtype_size(view.dtype), columns = task.tiles * kValueTile;
+  const bool has_rows = view.stride[3] == 1;   // of V, for each of K
+  if (task.start_slot < 0 || !(has_rows || view.stride[2] == 1)) return;
+  const int pieces = has_rows ? kKeyDim : columns, lines = (has_rows ? columns : kKeyDim) * size / 128;
+  const int64_t stride = view.stride[has_rows ? 2 : 3] * size;
+  const Work& work = task.work[0];
+  const char* const first = static_cast<const char*>(view.data) + view.offset(task.start_slot, work.head, 0, work.column) * size;
+#pragma unroll 1
+  for (int piece = lane; piece < pieces; piece += 32) {
+#pragma unroll 1
+    for (int line = 0; line < lines; ++line) ptx::prefetch_l2(first + piece * stride + 128 * line);
+  }
+}
+
+// Until task `idx` of the block is known.
+template <int kKeyDim>
+__device__ __forceinline__ const Task& wait_for_task(int idx, const SharedMemory<kKeyDim>& smem) {
+  wait_phase(smem.task_there[idx % 2], idx / 2 % 2);
+  return smem.task[idx % 2];
+}
+
+// A warp is done with it; `arrivals`: of its own and of warps that are not there for a task of fewer tiles.
+template <int kKeyDim>
+__device__ __forceinline__ void leave_task(int idx, int arrivals, SharedMemory<kKeyDim>& smem) {
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(ptx::shared_address(&smem.task_done[idx % 2]), arrivals);
+}
+
+// Finds the task behind task `before` of the block, behind -1 the first one, and says so. By the finding warp. work_of(tile) is
+// what to do with a tile of the grid's order. All in one place, since code that runs for the first time is slow.
+template <bool kWalks, int kKeyDim, class WorkOf>
+__device__ __forceinline__ void find_task(const RuleParams& p, const Tasks& tasks, int before, const WorkOf& work_of,
+                                          SharedMemory<kKeyDim>& smem) {
+  // Made anew here, or what is made of them would be kept in registers from task to task.
+  const int lane = ptx::opaque(static_cast<int>(threadIdx.x)) % 32, idx = ptx::opaque(before) + 1;
+  Task& task = smem.task[idx % 2];
+  bool is_first = idx == 0;
+  uint32_t pairs = is_first ? count_pairs<kKeyDim>(p, tasks.pairs) : smem.pairs;
+  if (idx >= 2) wait_phase(smem.task_done[idx % 2], (idx / 2 + 1) % 2);   // task idx - 2, whose place it takes
+  int tiles = 0;
+#pragma unroll 1
+  for (;; is_first = false) {
+    const uint32_t index = is_first ? blockIdx.x : kWalks ? take_task<kKeyDim>(p, tasks, pairs, lane) : kNoTask;
+    if (index == kNoTask) break;
+    Work work = work_of(index + min(index, pairs) * (kMostTiles - 1));
+    if (!describe_task(p, work.segment, lane, task)) continue;
+    work.column += lane * kValueTile;
+    if (lane < kMostTiles) task.work[lane] = work;
+    tiles = index < pairs ? kMostTiles : 1;
+    break;
+  }
+  if (lane == 0) {
+    if (idx == 0) smem.pairs = pairs;
+    count_on(smem.task[(idx + 1) % 2], task);
+    task.tiles = tiles;
+  }
+  __syncwarp();
+  if (lane == 0) arrive(smem.task_there[idx % 2]);
+  if (kWalks && idx > 0 && tiles > 0) prefetch_state<kKeyDim>(p, task, lane);
+}
+
+}  // namespace gdn::cuda::chunk_sm90
