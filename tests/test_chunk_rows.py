@@ -59,6 +59,41 @@ def test_packed_rows_that_the_device_takes_two_tiles_of(kernel, device, rows, sh
         assert_same(kept[first : first + count], of_row, f"checkpoints of row {n}")
 
 
+@pytest.mark.parametrize("state_dtype", (torch.float32, torch.bfloat16), ids=lambda dtype: str(dtype)[6:])
+@pytest.mark.parametrize("shape", (Shape(1, 4, 128, 128), Shape(2, 4, 64, 64)), ids=str)
+def test_several_tasks_for_a_block(kernel, device, shape, state_dtype):
+    """100 rows of 0 to 199 tokens, some padding, 400 heads in all: of so many a block of Hopper's kernel takes
+    several, first pairs, then one tile at a time. Their bits are those of ten rows at a time, with a block for each"""
+    rows = 100
+    lengths = torch.tensor([(77 * n + 199) % 200 * (n % 9 > 0) for n in range(rows)])
+    starts = torch.cat((torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)))
+    x = rule_inputs(1, int(starts[-1]), shape, dtype=torch.bfloat16, device=device)
+    fresh = rule_state(rows, shape, device=device).to(state_dtype)
+    slots = (37 * torch.arange(rows) + 5) % rows
+    slots[3::7] = -1
+    has = (torch.arange(rows) % 3 > 0).to(device)
+    outs, states, kept = [], [], []
+    for of_call in (rows, 10):
+        out, state = torch.full_like(x.v, NAN), fresh.clone()
+        counts = lengths // 64
+        checkpoints = torch.full((int(counts.sum()), *fresh.shape[1:]), NAN, device=device)
+        for n in range(0, rows, of_call):
+            begin, end, last = int(starts[n]), int(starts[n + of_call]), n + of_call
+            options = {"slots": slots[n:last].to(device), "has_initial_state": has[n:last], "checkpoint_every": 64}
+            options["cu_seqlens"] = (starts[n : last + 1] - begin).to(device)
+            options["checkpoint_starts"] = (counts.cumsum(0) - counts)[n:last].to(device)
+            of_rows = x.tokens(begin, end)
+            run(kernel, of_rows, state, out=out[:, begin:end], checkpoints=checkpoints, **options)
+        outs.append(out)
+        states.append(state)
+        kept.append(checkpoints)
+    assert_same(outs[0], outs[1], "output")
+    assert_same(states[0], states[1], "states")
+    assert_same(kept[0].nan_to_num(7), kept[1].nan_to_num(7), "checkpoints")
+    for n in range(3, rows, 7):
+        assert_zero(outs[0][:, int(starts[n]) : int(starts[n + 1])], f"output of the padding row {n}")
+
+
 def test_more_sequences_than_tokens(kernel, device):
     """Nearly all of them empty: their states stay, and the launcher plans with rows of no chunks"""
     rows, tokens, shape = 300, 100, Shape(4, 4, 64, 64)

@@ -5,18 +5,20 @@
 //     A_ij = beta_i e^(sum_i - sum_j) (k_i . k_j), j < i;   T = (I + A)^-1;   P_ij = e^(sum_i - sum_j) (q_i . k_j), j <= i
 //     X = V - diag(e^sum) K S;   M = P T diag(beta);   O = scale (diag(e^sum) Q S + M X)
 //     T'' = diag(e^(sum_64 - sum)) T diag(beta);       S <- e^(sum_64) S + K^T (T'' X)
-// T'', M, normalised k and q and the decays come from the workspace, where prepare_kernel (prepare.cuh) has left them, or
-// leaves them while this kernel runs (relay.cuh).
-// Grid    x: tiles of 64 columns of V: sequence (slowest, in ragged input the longest first), value head, columns (fastest);
-//         the first blocks may carry two tiles of a head each (Pairs), the others carry one. Ragged input adds a sequence
-//         that writes zeros outside all others; with pairs its last blocks find nothing to do. Of rows that are cut
-//         (segments.cuh) one kernel has the first segment, another, later_kernel, the others, both by the functions here.
+// T'', M, k and q as Keys holds them and the decays come from the workspace, where prepare_kernel (prepare.cuh) has left them,
+// or leaves them while this kernel runs (relay.cuh).
+// Grid    x: tasks, each a tile of 64 columns of V of a sequence and value head, the first ones two tiles of a head (Pairs), in
+//         the order sequence (slowest, in ragged input the longest first), value head, columns (fastest). Ragged input adds a
+//         sequence that writes zeros outside all others. A block to a multiprocessor at most: those that are done take the
+//         tasks that are left (tasks.cuh). Beside the preparation, and of rows that are cut, each task has its own block; of
+//         the latter (segments.cuh) one kernel has the first segment, another, later_kernel, the others, both by the
+//         functions here.
 // Block   a warpgroup for each tile (state.cuh), which keeps S^T [64 v, K] in fp32 accumulators from the first to the last
-//         chunk, and one behind them (transfer.cuh), which brings chunks and V in, o out. In a grid with pairs, and in the
-//         first pass of segments.cuh, a block of one tile has a third group, which ends at once.
+//         chunk, and one behind them (transfer.cuh), which brings chunks and V in, o out, and finds the next task. In a grid
+//         with pairs, and in the first pass of segments.cuh, the second tile group ends at the first task of one tile.
 // Reads   Keys, Solved, v [T, 64]; S [K, 64] once; of a later segment transitions and starts (steps.cuh).
 // Writes  o [T, 64], S once.
-// Numbers Operands are fp16 (keys and queries after normalisation, rows of S, X, T'' X scaled by powers of two), sums fp32, the
+// Numbers Operands are fp16 (keys and queries as prepared.h says, rows of S, X, T'' X scaled by powers of two), sums fp32, the
 //         inverse of the 16 x 16 diagonal blocks fp32. What a chunk computes depends on its tokens and on S at its start
 //         only: any batch, and any split at a multiple of 64, gives the same bits.
 // Needs   sm_90a; T < 2^31 - kTokensAhead (takes.h); q, k, v bf16 or fp16, unit stride in the head dim, rows at multiples of 16
@@ -136,8 +138,8 @@ __device__ __forceinline__ void carry_copies(const RuleParams& p, const Task& ta
   });
 }
 
-// Of the transfer group, of two tiles all warps move V and o, two each, and the first thread brings the chunks; of one the third
-// warp brings them, and the fourth has ended: a warp that only waits takes a tile group's issue slots.
+// In the transfer group, for two tiles, all warps move V and o, two each, and the first thread brings the chunks; for one the
+// third warp brings them, and the fourth has ended: a warp that only waits takes a tile group's issue slots.
 constexpr int kWarpsOfMovers = kMovers / 32, kFindingWarp = kWarpsOfMovers - 1, kCopyingWarp = kWarpsOfMovers;
 
 // The part of one warp of the transfer group in a task.

@@ -10,12 +10,30 @@
 
 namespace gdn::cuda::chunk_sm90 {
 
+// How an element of a state lies in memory: fp32, or 16 bits of which only the call says what they are. One piece of code for
+// both kinds of 16 bits, since what is not run takes the instruction cache's room too.
+struct Words32 {
+  using Word = float;
+  __device__ __forceinline__ float widen(float x) const { return x; }
+  __device__ __forceinline__ float round(float x) const { return x; }
+};
+struct Words16 {
+  using Word = uint16_t;
+  bool is_bf16;
+  __device__ __forceinline__ float widen(uint16_t x) const { return is_bf16 ? to_float(bf16_t{x}) : to_float(fp16_t{x}); }
+  __device__ __forceinline__ uint16_t round(float x) const {
+    return is_bf16 ? from_float<bf16_t>(x).bits : from_float<fp16_t>(x).bits;
+  }
+};
+
 // A thread's elements of S^T; `mine` is the first of its rows, strides are those of a row and of a column. Loads true values
 // at exponent 0, stores true values. kPairs: neighbours of a row lie side by side and are moved together.
-template <bool kIsLoad, bool kPairs, class state_t, int kKeyDim>
-__device__ __forceinline__ void move_elements(state_t* mine, int64_t row_stride, int64_t column_stride, State<kKeyDim>& state) {
-  struct alignas(2 * sizeof(state_t)) Pair {
-    state_t low, high;
+template <bool kIsLoad, bool kPairs, class Words, int kKeyDim>
+__device__ __forceinline__ void move_elements(const Words& words, typename Words::Word* mine, int64_t row_stride,
+                                              int64_t column_stride, State<kKeyDim>& state) {
+  using Word = typename Words::Word;
+  struct alignas(2 * sizeof(Word)) Pair {
+    Word low, high;
   };
   const float factor[2] = {power_of_two(state.exponent[0]), power_of_two(state.exponent[1])};
 #pragma unroll
@@ -23,13 +41,13 @@ __device__ __forceinline__ void move_elements(state_t* mine, int64_t row_stride,
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float &low = state.s[i / 32][i % 32 + 2 * r], &high = state.s[i / 32][i % 32 + 2 * r + 1];
-      state_t* const at = mine + 8 * r * row_stride;
+      Word* const at = mine + 8 * r * row_stride;
       if constexpr (kIsLoad) {
         const Pair pair = kPairs ? *reinterpret_cast<const Pair*>(at) : Pair{at[0], at[column_stride]};
-        low = to_float(pair.low);
-        high = to_float(pair.high);
+        low = words.widen(pair.low);
+        high = words.widen(pair.high);
       } else {
-        const Pair pair = {from_float<state_t>(low * factor[r]), from_float<state_t>(high * factor[r])};
+        const Pair pair = {words.round(low * factor[r]), words.round(high * factor[r])};
         if constexpr (kPairs) {
           *reinterpret_cast<Pair*>(at) = pair;
         } else {
@@ -42,16 +60,17 @@ __device__ __forceinline__ void move_elements(state_t* mine, int64_t row_stride,
   }
 }
 
-template <bool kIsLoad, class state_t, int kKeyDim>
-__device__ __forceinline__ void move_elements(const View& view, int64_t first, State<kKeyDim>& state) {
+template <bool kIsLoad, class Words, int kKeyDim>
+__device__ __forceinline__ void move_elements(const Words& words, const View& view, int64_t first, State<kKeyDim>& state) {
+  using Word = typename Words::Word;
   const int thread = ptx::opaque(static_cast<int>(threadIdx.x % kGroupThreads));   // or addresses live through all chunks
   const int lane = thread % 32, row = thread / 32 * 16 + lane / 4;
   const int64_t row_stride = view.stride[3], column_stride = view.stride[2];
-  state_t* const mine = static_cast<state_t*>(view.data) + first + row * row_stride + sum_column(lane, 0) * column_stride;
-  if (column_stride == 1 && row_stride % 2 == 0 && reinterpret_cast<uintptr_t>(mine) % (2 * sizeof(state_t)) == 0) {
-    move_elements<kIsLoad, true>(mine, row_stride, column_stride, state);
+  Word* const mine = static_cast<Word*>(view.data) + first + row * row_stride + sum_column(lane, 0) * column_stride;
+  if (column_stride == 1 && row_stride % 2 == 0 && reinterpret_cast<uintptr_t>(mine) % (2 * sizeof(Word)) == 0) {
+    move_elements<kIsLoad, true>(words, mine, row_stride, column_stride, state);
   } else {
-    move_elements<kIsLoad, false>(mine, row_stride, column_stride, state);
+    move_elements<kIsLoad, false>(words, mine, row_stride, column_stride, state);
   }
 }
 
@@ -59,11 +78,9 @@ __device__ __forceinline__ void move_elements(const View& view, int64_t first, S
 template <bool kIsLoad, int kKeyDim>
 __device__ __forceinline__ void move_state(const View& view, int64_t first, State<kKeyDim>& state) {
   if (view.dtype == DType::kFloat32) {
-    move_elements<kIsLoad, float>(view, first, state);
-  } else if (view.dtype == DType::kBFloat16) {
-    move_elements<kIsLoad, bf16_t>(view, first, state);
+    move_elements<kIsLoad>(Words32{}, view, first, state);
   } else {
-    move_elements<kIsLoad, fp16_t>(view, first, state);
+    move_elements<kIsLoad>(Words16{view.dtype == DType::kBFloat16}, view, first, state);
   }
 }
 

@@ -98,9 +98,10 @@ __device__ __forceinline__ void give_output(int chunk, int length, bool is_known
   arrive(tile.o_ready[half]);
 }
 
-// Chunks first .. end - 1 of a task of which chunk task.first_chunk is the first and ends at token `length` if it is the last;
-// `state` holds S before and behind them, as in a call that starts or ends there. The observer is shown what a test wants to look at; NoObserver costs nothing. Conditions that always hold
-// (end > 0) keep ptxas from moving what they guard behind the next wait.
+// Chunks first .. end - 1 of a task, counted as in the block: its own first one is task.first_chunk, its tokens end at `length`
+// from where that count begins. `state` holds S before and behind them, as in a call that starts or ends there. The observer
+// is shown what a test wants to look at; NoObserver costs nothing. Conditions that always hold (end > 0) keep ptxas from moving
+// what they guard behind the next wait.
 template <class io_t, class out_t, int kKeyDim, class Observer>
 __device__ __forceinline__ void run_tile(const Task& task, int first, int end, int length, float scale,
                                          const Writer<out_t>& writer, SharedMemory<kKeyDim>& smem, Tile& tile,

@@ -21,7 +21,7 @@ inline int64_t rows_to_launch(const RuleParams& p) {
 }
 
 // The kernels count tokens in 32 bits, those of the chunks that they look ahead to (transfer.cuh) as well.
-constexpr int64_t kTokensAhead = 4 * kChunk;
+constexpr int64_t kTokensAhead = 16 * kChunk;
 
 inline bool takes_call(const RuleParams& params) {
   const Dims& dims = params.dims;

@@ -81,8 +81,8 @@ __device__ __forceinline__ void prefetch_state(const RuleParams& p, const Task& 
   if (task.start_slot < 0 || !(has_rows || view.stride[2] == 1)) return;
   const int pieces = has_rows ? kKeyDim : columns, lines = (has_rows ? columns : kKeyDim) * size / 128;
   const int64_t stride = view.stride[has_rows ? 2 : 3] * size;
-  const Work& work = task.work[0];
-  const char* const first = static_cast<const char*>(view.data) + view.offset(task.start_slot, work.head, 0, work.column) * size;
+  const int64_t element = view.offset(task.start_slot, task.work[0].head, 0, task.work[0].column);
+  const char* const first = static_cast<const char*>(view.data) + element * size;
 #pragma unroll 1
   for (int piece = lane; piece < pieces; piece += 32) {
 #pragma unroll 1

@@ -12,9 +12,9 @@ namespace gdn::cuda::chunk_sm90 {
 using Moved = Tokens<kMovers>;   // of V or o, by the two warps of a tile
 
 // Starts to bring the next chunk of the workspace to its stage, when nobody reads that any more. By one thread. With `waits` it
-// waits for the preparation, as late as it can: code that runs for the first time is slow. It arrives for `absent` threads, that
-// would copy V of a tile that is not there. kEvictsFirst: its lines make room in the L2 first, which pays where the tiles of all
-// value heads, its readers, keep together.
+// waits for the preparation, as late as it can: code that runs for the first time is slow. It arrives for `absent` threads too,
+// which would copy V of a tile that is not there. kEvictsFirst: its lines make room in the L2 first, which pays where the tiles
+// of all value heads, its readers, keep together.
 template <bool kEvictsFirst, int kKeyDim>
 __device__ __forceinline__ void bring_chunk(const RuleParams& p, bool waits, int absent, ChunkToCopy<kKeyDim>& next,
                                             SharedMemory<kKeyDim>& smem) {
@@ -49,8 +49,8 @@ __device__ __forceinline__ ChunkToCopy<kKeyDim> first_to_copy(const RuleParams& 
 // All chunks, by a warp that has nothing else to do; with `waits` the first one when the whole preparation is done. Before
 // each of the first kStages chunks wait_for_stage(chunk) returns when nobody reads what lay in its stage.
 template <bool kEvictsFirst, int kKeyDim, class WaitForStage>
-__device__ __forceinline__ void run_copies(const RuleParams& p, const Task& task, int num_chunks, int lane, bool waits, int absent,
-                                           Prepared& prepared, SharedMemory<kKeyDim>& smem,
+__device__ __forceinline__ void run_copies(const RuleParams& p, const Task& task, int num_chunks, int lane, bool waits,
+                                           int absent, Prepared& prepared, SharedMemory<kKeyDim>& smem,
                                            const WaitForStage& wait_for_stage) {
   ChunkToCopy<kKeyDim> next = first_to_copy<kKeyDim>(p, task);
 #pragma unroll 1
@@ -82,10 +82,10 @@ __device__ __forceinline__ void take_output(int chunk, int length, const Moved& 
   if constexpr (sizeof(out_t) == 2) out.copy_out(chunk * kChunk, length, tile.o[half]);
 }
 
-// Turns `from` .. `to` - 1 of the two warps that move V and o of a tile: in turn c o of chunk c leaves and V of chunk c + kStages
-// comes. A task's turns are those from task.first_chunk - kStages on, for V of its first chunks comes before o of any. The thread
-// with `copies` brings the chunks in between, of a task of two tiles. Chunks, at least one, are counted as in the block, so that
-// `v`, `out` and `length` are those of a sequence that starts with the block's first chunk.
+// Turns `from` .. `to` - 1 of the two warps that move V and o of a tile: in turn c o of chunk c leaves, V of chunk c + kStages
+// comes. A task's turns begin with task.first_chunk - kStages, for V of its first chunks comes before o of any; it has a chunk
+// at least. The thread with `copies` brings the chunks in between, of a task of two tiles. Chunks are counted as in the block,
+// `v`, `out` and `length` from where that count begins.
 template <class out_t, int kKeyDim>
 __device__ __forceinline__ void run_transfer(const RuleParams& p, const Task& task, int from, int to, int length, bool copies,
                                              const Moved& v, const Moved& out, Tile& tile, SharedMemory<kKeyDim>& smem) {
