@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of which blocks of Hopper's chunk kernel carry two tiles, and rows beside their preparation: the same bits."""
+"""Rows of which blocks of Hopper's chunk kernel carry two tiles, or several tasks one after the other, and rows beside
+their preparation: the same bits."""
 
 import pytest
 import torch
@@ -60,11 +61,12 @@ def test_packed_rows_that_the_device_takes_two_tiles_of(kernel, device, rows, sh
 
 
 @pytest.mark.parametrize("state_dtype", (torch.float32, torch.bfloat16), ids=lambda dtype: str(dtype)[6:])
-@pytest.mark.parametrize("shape", (Shape(1, 4, 128, 128), Shape(2, 4, 64, 64)), ids=str)
-def test_several_tasks_for_a_block(kernel, device, shape, state_dtype):
-    """100 rows of 0 to 199 tokens, some padding, 400 heads in all: of so many a block of Hopper's kernel takes
-    several, first pairs, then one tile at a time. Their bits are those of ten rows at a time, with a block for each"""
-    rows = 100
+@pytest.mark.parametrize(
+    "rows, shape", ((100, Shape(1, 4, 128, 128)), (100, Shape(2, 4, 64, 64)), (25, Shape(4, 16, 64, 64))), ids=str
+)
+def test_several_tasks_for_a_block(kernel, device, rows, shape, state_dtype):
+    """Rows of 0 to 199 tokens, some padding, 400 heads in all: of so many a block of Hopper's kernel takes several, where
+    V is 128 first pairs of tiles, then one at a time. Their bits are those of few rows at a time, with a block for each"""
     lengths = torch.tensor([(77 * n + 199) % 200 * (n % 9 > 0) for n in range(rows)])
     starts = torch.cat((torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)))
     x = rule_inputs(1, int(starts[-1]), shape, dtype=torch.bfloat16, device=device)
@@ -73,7 +75,7 @@ def test_several_tasks_for_a_block(kernel, device, shape, state_dtype):
     slots[3::7] = -1
     has = (torch.arange(rows) % 3 > 0).to(device)
     outs, states, kept = [], [], []
-    for of_call in (rows, 10):
+    for of_call in (rows, 5):
         out, state = torch.full_like(x.v, NAN), fresh.clone()
         counts = lengths // 64
         checkpoints = torch.full((int(counts.sum()), *fresh.shape[1:]), NAN, device=device)

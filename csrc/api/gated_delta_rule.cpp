@@ -42,7 +42,7 @@ GateDomain gate_domain_of(const Checker& check, int64_t domain) {
 
 void gated_delta_rule(Tensor q, Tensor k, Tensor v, OptionalTensor g, OptionalTensor beta, OptionalTensor initial_state,
                       OptionalTensor state, bool in_place, Tensor out, double scale, bool use_qk_l2norm, int64_t gate_domain,
-                      OptionalTensor A_log, OptionalTensor dt_bias, bool beta_is_raw, bool allow_neg_eigval, int64_t mode, 
+                      OptionalTensor A_log, OptionalTensor dt_bias, bool beta_is_raw, bool allow_neg_eigval, int64_t mode,
                       bool is_high_precision, bool may_scan, OptionalTensor cu_seqlens, OptionalTensor slots,
                       OptionalTensor out_slots, OptionalTensor has_initial_state, OptionalTensor checkpoints,
                       int64_t checkpoint_every, OptionalTensor checkpoint_starts) {

@@ -18,7 +18,10 @@ struct Dims {
 };
 
 // Value head h reads key head h // (Hv // Hk): grouped, not interleaved.
-GDN_INLINE int64_t key_head(int64_t h, int64_t Hk, int64_t Hv) { return h / (Hv / Hk); }
+template <class Head>
+GDN_INLINE Head key_head(Head h, Head Hk, Head Hv) {
+  return h / (Hv / Hk);
+}
 
 GDN_INLINE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 

@@ -16,10 +16,10 @@ namespace gdn::cuda {
 namespace {
 
 // The crossover of auto; the docstring of gated_delta_rule names it too, and a test holds the two together. One row of 16/48
-// heads on an H200: up to 64 tokens take the chunk kernels 14.8 us, 16 tokens the recurrence 12.4 and 32 tokens 15.7. 8 rows of
-// 32 tokens: 40 and 86 us; of 16 tokens 38.7 and 56.7, but a row's length alone decides.
+// heads on an H200 (sources 99c49a7): up to 64 tokens take the chunk kernels 15.0 to 15.5 us, 16 tokens the recurrence 12.4 and
+// 32 tokens 15.9. 8 rows of 32 tokens: 42 and 86 us; of 16 tokens 41 and 57, but a row's length alone decides.
 constexpr int64_t kFewestChunkTokens = 32;
-// The same of high precision: of 256 tokens 54 us by the chunk kernel and 56 by the recurrence.
+// The same of high precision: of 256 tokens 54 us by the chunk kernel (an earlier run) and 63 by the recurrence.
 constexpr int64_t kFewestHighTokens = 256;
 
 int64_t fewest_chunk_tokens(const RuleParams& params) {

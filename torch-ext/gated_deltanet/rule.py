@@ -82,8 +82,10 @@ def gated_delta_rule(
         k: [B, T, Hk, K] dtype of q, any strides.
         v: [B, T, Hv, V] dtype of q, any strides. Hv is a multiple of Hk; value head h reads key head h // (Hv // Hk).
             K and V are at most 256.
-        g: [B, T, Hv] float32, or a 16-bit float that is widened; natural-log decay, <= 0. None: no decay.
-        beta: [B, T, Hv] any of those dtypes, write strength after its sigmoid, in (0, 1) or (0, 2). None: ones.
+        g: [B, T, Hv] float32, or a 16-bit float that is widened; natural-log decay, <= 0, or what gate_domain says.
+            None: no decay.
+        beta: [B, T, Hv] any of those dtypes, write strength after its sigmoid, in (0, 1) or (0, 2), or what gate_domain
+            says. None: ones.
         state: [N, Hv, K, V], or a pool [slots, Hv, K, V], float32, bfloat16 or float16; K or V contiguous, so that a
             V-first pool [slots, Hv, V, K] is passed as pool.transpose(-1, -2). Any stride between slots. Updated in
             place; the states of slots that are not named stay as they are.
@@ -104,14 +106,14 @@ def gated_delta_rule(
             own for V a multiple of 64. Any other call, and every call on the CPU, is the recurrence's, and as exact.
             The kernels allocate, for the time of the call, 33 KB a key head (K = 128) and 10.5 KB a value head for
             every 64 tokens, rounded up for each sequence (16 KB a token at 16 and 48 heads), with precision "high"
-            34 KB a value head; besides, on compute capability 9.0, 4 bytes a sequence where more than 31 are packed,
-            or, where rows are long, 4 bytes a key head for every 64 tokens. The same under "auto". "auto" chooses for
+            34 KB a value head; besides, on compute capability 9.0, 4 bytes and, where more than 31 sequences are
+            packed, 4 bytes for each, or, where rows are long, 4 bytes a key head for every 64 tokens. The same under "auto". "auto" chooses for
             each sequence by its own length, on the device: "chunk" for sequences of 32 tokens or more (256 with
             precision "high"), "recurrent" for shorter ones. So a row's bits do not depend on its batch in any mode,
             but for scan="auto".
         precision: of "chunk": "fp16", what the tensor cores multiply is rounded to float16, scaled so that no magnitude
             of v or of the state overflows. "high", it is split into two float16 numbers instead, of any magnitude of k
-            too: about float32's digits, at less than a quarter of the speed of compute capability 9.0's kernel.
+            too: about float32's digits, at a sixth of the speed of compute capability 9.0's kernel.
         scan: of "chunk" at precision "fp16" on compute capability 9.0: whether a long sequence may be split over the
             device. "off": never. "auto": it is where sequences x value heads x V / 64 are few, at most half of the
             device's multiprocessors, and a model of the kernels' costs says that it pays: on an H200, K = V = 128, one
@@ -164,8 +166,8 @@ def gated_delta_rule(
 
     The chunk kernels keep the state and all sums in float32 too, but multiply float16 operands: relative RMS error
     2.0e-3 of a bfloat16 output (1.66e-3 is its rounding), 8e-4 of a float16 or float32 one, 1e-3 of a float32 state,
-    with beta at most 1. Where keys are strongly correlated 2.2e-3 and 1.3e-3 of an output (1.5e-3 where queries point
-    the same way, too), and 1.2e-3 of the state where they decay by about 1 % a token. The state loses digits where the
+    with beta at most 1. Where keys are strongly correlated 2.2e-3 and 1.3e-3 of an output (2.3e-3 and 1.5e-3 where
+    queries point the same way, too), and 1.2e-3 of the state where they decay by about 1 % a token. The state loses digits where the
     last tokens of a 64-token piece decay it and have beta near 0: behind 32 such tokens with g = -0.3 its error is 4e-3
     instead of 4e-4, with g = -0.5 (a tiny state then) 0.5. Outside the contraction region the result may be wrong,
     finite, without a sign of it, also where decays keep the rule itself in bounds. In both cases mode="recurrent" is

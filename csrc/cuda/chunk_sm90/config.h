@@ -7,9 +7,8 @@
 namespace gdn::cuda::chunk_sm90 {
 
 constexpr int kGroupThreads = 128;  // a warpgroup
-constexpr int kWarpsOfGroup = kGroupThreads / 32;
 constexpr int kStages = 3;          // chunks in shared memory
-constexpr int kMostTiles = 2;       // that a block carries
+constexpr int kMostTiles = 2;       // of a task
 // A block: a tile group for each tile and the transfer group. A scheduler has 16,384 registers: a block of one tile, with two
 // warps on each of the four, fits beside one of the preparation.
 constexpr int kThreads = (kMostTiles + 1) * kGroupThreads, kOneTileThreads = 2 * kGroupThreads;
@@ -51,19 +50,19 @@ struct Segment {
   int64_t row;         // segment row
 };
 
-// What a block works on: one value head's columns column .. column + 63 of a segment.
+// A tile: one value head's columns column .. column + 63 of a segment.
 struct Work {
   Segment segment;
   int64_t key_head, head, column;
 };
 
-// How many blocks carry two tiles of a head each; none in a ragged call with a row of more tokens than `longest`.
+// How many of the first tasks are two tiles of a head each; none in a ragged call with a row of more tokens than `longest`.
 struct Pairs {
   int64_t count, longest;
 };
 
-// The tasks of a grid, one or two tiles each: the first ones are pairs. Blocks with nothing more to do take those that have no
-// block of their own, where `tiles`, of all tasks together, says that there may be such (tasks.cuh); 0: there are none.
+// The tasks of a grid, one or two tiles each, the first ones pairs; `tiles` of all tasks, which blocks take one after the other
+// (tasks.cuh), or 0: each has a block of its own.
 struct Tasks {
   Pairs pairs;
   int64_t tiles;
@@ -75,11 +74,12 @@ struct Task {
   Span span;               // tokens of the segment
   int64_t start_slot;      // that a row starts from; -1: from zero
   int tiles;               // 0: there is nothing more to do
-  int first_chunk;         // chunks that the block has carried before, modulo kChunkCycle: all of them go through the stages
+  int first_chunk;         // chunks of the block's tasks before, modulo kChunkCycle: stages and phases go on from task to task
   int parity;              // of barriers that have a phase in each task with chunks
   bool is_padding;         // zeros for these tokens, or for those outside all sequences
 };
-// Chunks of a block, counted on from task to task, have the same stage, half of a tile's places and parities every so many.
+// Chunks of a block, counted on from task to task: every so many have the same stage, the same one of two places of V and of o,
+// and the same parities of their barriers.
 constexpr int kChunkCycle = 12;
 static_assert(kChunkCycle % (2 * kStages) == 0 && kChunkCycle % 4 == 0, "stages and halves, two phases each");
 
@@ -105,15 +105,15 @@ struct alignas(1024) Tile {
 template <int kKeyDim>
 struct alignas(1024) SharedMemory {
   Stage<kKeyDim> stage[kStages];   // 46 KB each; chunk c in stage c % 3
-  uint64_t full[kStages];          // keys, T'', M and V are there: an arrival and its bytes, one from each thread that copies V
-  uint64_t empty[kStages];         // read; an arrival from each thread of the tile groups
+  uint64_t full[kStages];          // keys, T'' and M are there: an arrival and its bytes, one for each thread that copies V
+  uint64_t empty[kStages];         // read; an arrival for each thread of the tile groups
   uint64_t half_there[kStages];    // before a later segment's chunks (steps.cuh): half a transition is there; its bytes
   uint64_t half_read[kStages];     // read; an arrival from each thread of the tile group
   Task task[2];                    // task i in task[i % 2]; what is asked for between chunks is here and not in registers
-  uint64_t task_there[2];          // it is; an arrival from the warp that has found it
-  uint64_t task_done[2];           // nobody reads it any more; kWarpsOfGroup arrivals for each group of the block
+  uint64_t task_there[2];          // it is known; an arrival from each thread of the warp that has found it
+  uint64_t task_done[2];           // nobody reads it any more; an arrival for each thread of the block
   uint32_t pairs;                  // how many of the first tasks are pairs
-  ChunkToCopy<kKeyDim> to_copy;    // of the thread that brings the chunks
+  ChunkToCopy<kKeyDim> to_copy;    // of the thread that brings the chunks of a task of two tiles
   Tile tile[kMostTiles];           // 33 KB each; a grid of blocks of one tile has no second one
 };
 

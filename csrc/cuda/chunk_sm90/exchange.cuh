@@ -70,14 +70,17 @@ struct TurnOf {
 };
 using Turn = TurnOf<kStages>;
 
-// This thread is done with what the barrier speaks of. Every thread of a group arrives: compute-sanitizer does not understand
-// one for all lanes behind a __syncwarp, and that is not faster.
 // Tile groups of the block. Where a task has fewer tiles, those that serve it arrive for the others too.
 __device__ __forceinline__ int tiles_of_block() { return static_cast<int>(blockDim.x) / kGroupThreads - 1; }
 __device__ __forceinline__ int arrivals_of_thread(const Task& task) {
   return __shfl_sync(0xffffffffu, task.tiles == kMostTiles ? 1 : tiles_of_block(), 0);   // known to be uniform
 }
 
+// This thread is done with what the barrier speaks of; with `arrivals`, so are others that are not there. Every thread of a
+// group arrives: compute-sanitizer does not understand one for all lanes behind a __syncwarp, and that is not faster.
 __device__ __forceinline__ void arrive(uint64_t& barrier) { ptx::mbarrier_arrive(ptx::shared_address(&barrier)); }
+__device__ __forceinline__ void arrive(uint64_t& barrier, int arrivals) {
+  ptx::mbarrier_arrive(ptx::shared_address(&barrier), arrivals);
+}
 
 }  // namespace gdn::cuda::chunk_sm90

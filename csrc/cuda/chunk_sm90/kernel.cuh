@@ -5,8 +5,8 @@
 //     A_ij = beta_i e^(sum_i - sum_j) (k_i . k_j), j < i;   T = (I + A)^-1;   P_ij = e^(sum_i - sum_j) (q_i . k_j), j <= i
 //     X = V - diag(e^sum) K S;   M = P T diag(beta);   O = scale (diag(e^sum) Q S + M X)
 //     T'' = diag(e^(sum_64 - sum)) T diag(beta);       S <- e^(sum_64) S + K^T (T'' X)
-// T'', M, k and q as Keys holds them and the decays come from the workspace, where prepare_kernel (prepare.cuh) has left them,
-// or leaves them while this kernel runs (relay.cuh).
+// T'', M, k, q and e^sum come from the workspace, where prepare_kernel (prepare.cuh) has left them, or leaves them while this
+// kernel runs (relay.cuh); as prepared.h says, k there is k / k_scale, which is in e^sum before K S and in rows of T'' instead.
 // Grid    x: tasks, each a tile of 64 columns of V of a sequence and value head, the first ones two tiles of a head (Pairs), in
 //         the order sequence (slowest, in ragged input the longest first), value head, columns (fastest). Ragged input adds a
 //         sequence that writes zeros outside all others. A block to a multiprocessor at most: those that are done take the
@@ -16,8 +16,9 @@
 // Block   a warpgroup for each tile (state.cuh), which keeps S^T [64 v, K] in fp32 accumulators from the first to the last
 //         chunk, and one behind them (transfer.cuh), which brings chunks and V in, o out, and finds the next task. In a grid
 //         with pairs, and in the first pass of segments.cuh, the second tile group ends at the first task of one tile.
-// Reads   Keys, Solved, v [T, 64]; S [K, 64] once; of a later segment transitions and starts (steps.cuh).
-// Writes  o [T, 64], S once.
+// Reads   Keys, Solved, v [T, 64]; S [K, 64] once, of all tasks but a block's first asked for ahead; the words of tasks.cuh; of
+//         a later segment transitions and starts (steps.cuh).
+// Writes  o [T, 64], S once, checkpoints; the word of tasks.cuh that says which tasks are taken.
 // Numbers Operands are fp16 (keys and queries as prepared.h says, rows of S, X, T'' X scaled by powers of two), sums fp32, the
 //         inverse of the 16 x 16 diagonal blocks fp32. What a chunk computes depends on its tokens and on S at its start
 //         only: any batch, and any split at a multiple of 64, gives the same bits.
@@ -58,8 +59,8 @@ __device__ __forceinline__ Work work_of_tile(const RuleParams& p, uint32_t tile)
   const uint32_t tiles = static_cast<uint32_t>(p.dims.V) / kValueTile, heads = static_cast<uint32_t>(p.dims.Hv);
   const uint32_t rest = tile / tiles, index = rest / heads, head = rest - index * heads;
   const Segment segment = kIsLater ? find_later_segment(p, index) : Segment{find_row<kKeyDim>(p, index), 0, 1, index};
-  const uint32_t key_head = head / (heads / static_cast<uint32_t>(p.dims.Hk));
-  return {segment, key_head, head, static_cast<int64_t>(tile - rest * tiles) * kValueTile};
+  const uint32_t key_heads = static_cast<uint32_t>(p.dims.Hk);
+  return {segment, key_head(head, key_heads, heads), head, static_cast<int64_t>(tile - rest * tiles) * kValueTile};
 }
 
 // Where a sequence would begin of which the task's chunks are those from task.first_chunk on; and where it ends, counted from
@@ -95,8 +96,8 @@ __device__ __forceinline__ void carry_tile(const RuleParams& p, const Task& task
   do {   // up to the next checkpoint, or to the end
     const int end = next_stop(p, work.segment, chunk, num_chunks), before = task.first_chunk;
     if (end > chunk) {
-      run_tile<io_t>(task, before + chunk, before + end, length_from_zero(task), output_scale(p), writer, smem, tile, state,
-                     observer);
+      run_tile<io_t>(task, work, before + chunk, before + end, length_from_zero(task), output_scale(p), writer, smem, tile,
+                     state, observer);
     }
     chunk = end;
 #pragma unroll 1
@@ -150,13 +151,14 @@ __device__ __forceinline__ void transfer_task(const RuleParams& p, const Task& t
 #pragma unroll 1
     for (int part = 0; part < 2; ++part) {   // what the turns need is made anew behind find_next: it would not fit in registers
       const int tile = warp / kWarpsOfMovers, first = task.first_chunk, end = first + chunks_of(task);
-      const int found = end - kStages;   // the last V is under way
+      const int find_turn = end - kStages;   // before it the last V is under way
       const bool copies = task.tiles == kMostTiles && threadIdx.x % kGroupThreads == 0;
       if (part == 0 && copies) smem.to_copy = first_to_copy<kKeyDim>(p, task);
       if (end > first) {
         const Work& work = task.work[ptx::opaque(tile)];
-        run_transfer<out_t>(p, task, part == 0 ? first - kStages : found, part == 0 ? found : end, length_from_zero(task),
-                            copies, tokens_of(p.v, work, task), tokens_of(p.out, work, task), smem.tile[tile], smem);
+        run_transfer<out_t>(p, task, part == 0 ? first - kStages : find_turn, part == 0 ? find_turn : end,
+                            length_from_zero(task), copies, tokens_of(p.v, work, task), tokens_of(p.out, work, task),
+                            smem.tile[tile], smem);
       }
       if (part == 0) find_next();
     }
@@ -181,9 +183,10 @@ __device__ __forceinline__ void run_transfers(const RuleParams& p, const Tasks& 
     });
     if (idx < 0) continue;
     if constexpr (!kWalks) break;
-    leave_task(ptx::opaque(idx), warp == kCopyingWarp && task.tiles == 1 ? 2 : 1, smem);   // for the fourth warp
+    // The copying warp arrives for the fourth one too, which has ended.
+    leave_task(ptx::opaque(idx), warp == kCopyingWarp && task.tiles == 1 ? 2 : 1, smem);
   }
-  if (is_last_block()) ptx::griddepcontrol_wait();   // the others end and leave their places to the next row's tiles
+  if (is_last_block()) ptx::griddepcontrol_wait();   // beside the preparation the others leave their places to the next row's
 }
 
 // A tile group, task after task, until there is none with a tile for it: those of two tiles come first.
@@ -226,8 +229,8 @@ __device__ __forceinline__ void init_barriers(int tiles, SharedMemory<kKeyDim>& 
   }
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    init(smem.task_there[i], 1);
-    init(smem.task_done[i], (tiles + 1) * kWarpsOfGroup);
+    init(smem.task_there[i], 32);
+    init(smem.task_done[i], (tiles + 1) * kGroupThreads);
   }
   if constexpr (kIsLater) {
 #pragma unroll

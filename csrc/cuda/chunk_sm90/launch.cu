@@ -82,7 +82,7 @@ const char* launch_dtype(const RuleParams& params, void* stream) {
 
 }  // namespace
 
-static_assert(kTokensAhead >= (kChunkCycle + kStages + 1) * kChunk, "a chunk that is looked ahead to, and its end");
+static_assert(kTokensAhead >= (kChunkCycle + kStages + 1) * kChunk, "chunks of tasks before, and one that is looked ahead to");
 
 bool chunk_sm90_supports(const RuleParams& params) { return takes_call(params) && params.dims.V % kValueTile == 0; }
 

@@ -10,14 +10,14 @@
 
 namespace gdn::cuda::chunk_sm90 {
 
-// How an element of a state lies in memory: fp32, or 16 bits of which only the call says what they are. One piece of code for
-// both kinds of 16 bits, since what is not run takes the instruction cache's room too.
-struct Words32 {
+// How an element of a state is stored: fp32, or 16 bits of which only the call says what they are. One piece of code for both
+// kinds of 16 bits: with two, calls of 2,048 tokens took 58.8 us for 57.5 (H200), the kernel 6,553 instructions for 6,217.
+struct Stored32 {
   using Word = float;
   __device__ __forceinline__ float widen(float x) const { return x; }
   __device__ __forceinline__ float round(float x) const { return x; }
 };
-struct Words16 {
+struct Stored16 {
   using Word = uint16_t;
   bool is_bf16;
   __device__ __forceinline__ float widen(uint16_t x) const { return is_bf16 ? to_float(bf16_t{x}) : to_float(fp16_t{x}); }
@@ -28,10 +28,10 @@ struct Words16 {
 
 // A thread's elements of S^T; `mine` is the first of its rows, strides are those of a row and of a column. Loads true values
 // at exponent 0, stores true values. kPairs: neighbours of a row lie side by side and are moved together.
-template <bool kIsLoad, bool kPairs, class Words, int kKeyDim>
-__device__ __forceinline__ void move_elements(const Words& words, typename Words::Word* mine, int64_t row_stride,
+template <bool kIsLoad, bool kPairs, class Stored, int kKeyDim>
+__device__ __forceinline__ void move_elements(const Stored& stored, typename Stored::Word* mine, int64_t row_stride,
                                               int64_t column_stride, State<kKeyDim>& state) {
-  using Word = typename Words::Word;
+  using Word = typename Stored::Word;
   struct alignas(2 * sizeof(Word)) Pair {
     Word low, high;
   };
@@ -44,10 +44,10 @@ __device__ __forceinline__ void move_elements(const Words& words, typename Words
       Word* const at = mine + 8 * r * row_stride;
       if constexpr (kIsLoad) {
         const Pair pair = kPairs ? *reinterpret_cast<const Pair*>(at) : Pair{at[0], at[column_stride]};
-        low = words.widen(pair.low);
-        high = words.widen(pair.high);
+        low = stored.widen(pair.low);
+        high = stored.widen(pair.high);
       } else {
-        const Pair pair = {words.round(low * factor[r]), words.round(high * factor[r])};
+        const Pair pair = {stored.round(low * factor[r]), stored.round(high * factor[r])};
         if constexpr (kPairs) {
           *reinterpret_cast<Pair*>(at) = pair;
         } else {
@@ -60,17 +60,17 @@ __device__ __forceinline__ void move_elements(const Words& words, typename Words
   }
 }
 
-template <bool kIsLoad, class Words, int kKeyDim>
-__device__ __forceinline__ void move_elements(const Words& words, const View& view, int64_t first, State<kKeyDim>& state) {
-  using Word = typename Words::Word;
+template <bool kIsLoad, class Stored, int kKeyDim>
+__device__ __forceinline__ void move_elements(const Stored& stored, const View& view, int64_t first, State<kKeyDim>& state) {
+  using Word = typename Stored::Word;
   const int thread = ptx::opaque(static_cast<int>(threadIdx.x % kGroupThreads));   // or addresses live through all chunks
   const int lane = thread % 32, row = thread / 32 * 16 + lane / 4;
   const int64_t row_stride = view.stride[3], column_stride = view.stride[2];
   Word* const mine = static_cast<Word*>(view.data) + first + row * row_stride + sum_column(lane, 0) * column_stride;
   if (column_stride == 1 && row_stride % 2 == 0 && reinterpret_cast<uintptr_t>(mine) % (2 * sizeof(Word)) == 0) {
-    move_elements<kIsLoad, true>(words, mine, row_stride, column_stride, state);
+    move_elements<kIsLoad, true>(stored, mine, row_stride, column_stride, state);
   } else {
-    move_elements<kIsLoad, false>(words, mine, row_stride, column_stride, state);
+    move_elements<kIsLoad, false>(stored, mine, row_stride, column_stride, state);
   }
 }
 
@@ -78,9 +78,9 @@ __device__ __forceinline__ void move_elements(const Words& words, const View& vi
 template <bool kIsLoad, int kKeyDim>
 __device__ __forceinline__ void move_state(const View& view, int64_t first, State<kKeyDim>& state) {
   if (view.dtype == DType::kFloat32) {
-    move_elements<kIsLoad>(Words32{}, view, first, state);
+    move_elements<kIsLoad>(Stored32{}, view, first, state);
   } else {
-    move_elements<kIsLoad>(Words16{view.dtype == DType::kBFloat16}, view, first, state);
+    move_elements<kIsLoad>(Stored16{view.dtype == DType::kBFloat16}, view, first, state);
   }
 }
 

@@ -20,7 +20,7 @@ struct Machine {
 };
 
 constexpr int64_t kTenthsOfChunk = 10, kTenthsOfPair = 17;   // a chunk of one tile, of two
-constexpr int64_t kTenthsOfEnds = 40;                        // what a block does before and behind its chunks
+constexpr int64_t kTenthsOfEnds = 40;                        // what a task takes before and behind its chunks
 
 // The scan: a chunk in both passes; a step of the second pass; what else the passes take, and more where the preparation has
 // more items than multiprocessors, so that it leaves none for their blocks to start on.
@@ -43,7 +43,7 @@ inline int64_t tenths_of_preparation(const RuleParams& params, int64_t items, co
   return ceil_div(items * tenths_of_item(params.dims), machine.multiprocessors);
 }
 
-// Whole rows of which `pairs` blocks carry two tiles and the others one.
+// Whole rows of which `pairs` tasks are two tiles and the others one.
 inline int64_t tenths_of_rows(const RuleParams& params, int64_t pairs, const Machine& machine) {
   const int64_t at_once = machine.multiprocessors, chunks = chunks_of_row(params);
   const int64_t tiles = std::min(params.dims.N, rows_to_launch(params)) * tiles_of_row(params.dims);
@@ -51,8 +51,8 @@ inline int64_t tenths_of_rows(const RuleParams& params, int64_t pairs, const Mac
          ceil_div(tiles - 2 * pairs, at_once) * (chunks * kTenthsOfChunk + kTenthsOfEnds);
 }
 
-// How many blocks carry two tiles: none, as many as fill whole rounds, or all. But a call takes no less than its longest row,
-// and in pairs that one is to be done before the rounds without pairs are. The row of tokens outside all sequences has no
+// How many of the first tasks are pairs: none, as many as fill whole rounds, or all. But a call takes no less than its longest
+// row, and in pairs that one is to be done before the rounds without pairs are. The row of tokens outside all sequences has no
 // chunks.
 inline Pairs choose_pairs(const RuleParams& params, const Machine& machine) {
   const Dims& dims = params.dims;

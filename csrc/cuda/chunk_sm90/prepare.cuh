@@ -208,7 +208,7 @@ __device__ __forceinline__ void prepare_item(const RuleParams& p, PrepareMemory<
 // Each section of the build that compiles this has a kernel of its own, named by such a struct.
 struct Hopper {
   static constexpr int kBlocks = 4;           // of a multiprocessor, as many as run side by side
-  static constexpr bool kHasQueue = true;     // for chunk_kernel, which takes long rows first
+  static constexpr bool kHasQueue = true;     // for chunk_kernel: which tasks are taken, and the order of ragged rows
   static constexpr bool kHasWgmma = true;     // products by wgmma, keys out by a bulk copy
 };
 

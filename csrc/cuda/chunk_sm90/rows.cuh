@@ -8,7 +8,7 @@
 
 namespace gdn::cuda::chunk_sm90 {
 
-// In 32 bits, of which T has fewer (takes.h).
+// T fits 32 bits (takes.h).
 __device__ __forceinline__ int length_of_row(const RuleParams& p, int64_t n) {
   return n < p.dims.N ? static_cast<int>(sequence_span(p.cu_seqlens, n, p.dims.T).length) : 0;
 }
@@ -52,7 +52,8 @@ __device__ __forceinline__ Segment find_later_segment(const RuleParams& p, int64
 }
 
 // Whether row a comes before row b: the longer one, of equal ones the first.
-__device__ __forceinline__ bool comes_before(int length_a, int64_t a, int length_b, int64_t b) {
+template <class Row>
+__device__ __forceinline__ bool comes_before(int length_a, Row a, int length_b, Row b) {
   return length_a > length_b || (length_a == length_b && a < b);
 }
 
@@ -63,8 +64,7 @@ __device__ __forceinline__ int64_t find_longest(const RuleParams& p, int64_t ind
   int before = 0;
 #pragma unroll 4
   for (int other = 0; other < rows; ++other) {
-    const int length_of_other = __shfl_sync(0xffffffffu, length, other);
-    before += length_of_other > length || (length_of_other == length && other < lane);
+    before += comes_before(__shfl_sync(0xffffffffu, length, other), other, length, lane);
   }
   const unsigned found = __ballot_sync(0xffffffffu, lane < rows && before == index);
   return found == 0 ? p.dims.N + 1 : __ffs(static_cast<int>(found)) - 1;

@@ -11,7 +11,7 @@
 // Grid    x: segment (slowest), value head, one of as many blocks as a head has pairs of chains or tiles of V.
 // Block   of a first segment: as in kernel.cuh. Of another, three warpgroups: 0 and 1 carry a chain each, 64 columns of B or of
 //         A, through the same chunks; one works while the other waits. Group 2 brings chunks and V in.
-// Reads   Keys, T'' and decays of Solved, v; what kernel.cuh reads for first segments.
+// Reads   Keys, T'' and gates of Solved, v; what kernel.cuh reads for first segments.
 // Writes  B^T to starts[segment row + 1] in the order of accumulators, A^T as two fp16 to transitions[segment row]; of first
 //         segments o, checkpoints and the state, of an uncut row to where it belongs, else to starts[segment row + 1].
 // Needs   as kernel.cuh.
@@ -94,14 +94,14 @@ __device__ __forceinline__ void run_chain(bool has_values, int num_chunks, int g
     ptx::wgmma_fence();
     issue_read(state, stage.k, sums);
     {
-      float2 decay[8];
+      float2 read[8];   // e^sum k_scale
       float v[32];
-      if (always) read_factors(stage.solved.first.gates.read, lane, decay);
+      if (always) read_factors(stage.solved.first.gates.read, lane, read);
       scale_values<io_t>(stored_v, state, v);
       ptx::wgmma_wait_group<0>();   // S^T k^T
       hold(sums);
       hold(state.operand);
-      subtract_prediction(decay, v, sums, x);
+      subtract_prediction(read, v, sums, x);
     }
     ptx::wgmma_fence();
     issue_tokens<false, PlacesOfT>(x, stage.solved, sums);

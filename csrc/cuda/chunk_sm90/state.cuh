@@ -86,7 +86,7 @@ __device__ __forceinline__ void take_values(int chunk, int warp, int lane, Tile&
 }
 
 // O^T of a chunk, at the scale of the rows of S, to the transfer group. That its place is free is known from V of the next
-// chunk, which the transfer group brings later than it takes o of two chunks before; of the sequence's last chunk by asking.
+// chunk, which the transfer group brings later than it takes o of two chunks before; of the task's last chunk by asking.
 template <class out_t, int kKeyDim>
 __device__ __forceinline__ void give_output(int chunk, int length, bool is_known_free, float scale, const Writer<out_t>& writer,
                                             int parity, const State<kKeyDim>& state, Tile& tile, float (&o)[32]) {
@@ -103,7 +103,7 @@ __device__ __forceinline__ void give_output(int chunk, int length, bool is_known
 // is shown what a test wants to look at; NoObserver costs nothing. Conditions that always hold (end > 0) keep ptxas from moving
 // what they guard behind the next wait.
 template <class io_t, class out_t, int kKeyDim, class Observer>
-__device__ __forceinline__ void run_tile(const Task& task, int first, int end, int length, float scale,
+__device__ __forceinline__ void run_tile(const Task& task, const Work& work, int first, int end, int length, float scale,
                                          const Writer<out_t>& writer, SharedMemory<kKeyDim>& smem, Tile& tile,
                                          State<kKeyDim>& state, const Observer& observer) {
   constexpr int kPanels = State<kKeyDim>::kPanels;
@@ -112,7 +112,6 @@ __device__ __forceinline__ void run_tile(const Task& task, int first, int end, i
   int of_v[2];
   uint32_t stored_v[4][4], largest[2] = {0, 0};
   const int arrivals = arrivals_of_thread(task), parity = task.parity;
-  const Work& work = task.work[&tile - smem.tile];
   wait_phase(tile.v_there, parity);   // not yet for the keys; behind a checkpoint the chunk has been waited for already
   take_values<io_t>(start, warp, lane, tile, stored_v, of_v);
   start_operand(of_v, state, largest);
@@ -129,16 +128,16 @@ __device__ __forceinline__ void run_tile(const Task& task, int first, int end, i
     uint32_t x[4][4], u[4][4];
     ptx::wgmma_fence();
     issue_read(state, stage.keys.k, sums);
-    float2 decay[8];
+    float2 read[8];   // e^sum k_scale
     {
       float v[32];
-      if (end > 0) read_factors(stage.solved.first.gates.read, lane, decay);
+      if (end > 0) read_factors(stage.solved.first.gates.read, lane, read);
       scale_values<io_t>(stored_v, state, v);
       ptx::wgmma_wait_group<0>();   // S^T k^T
       hold(sums);
       observer.phase(Phase::kRead);
       observer.prediction(work, chunk, warp, lane, sums, state);
-      subtract_prediction(decay, v, sums, x);
+      subtract_prediction(read, v, sums, x);
       observer.difference(work, chunk, warp, lane, x, state);
     }
     ptx::wgmma_fence();
@@ -156,7 +155,7 @@ __device__ __forceinline__ void run_tile(const Task& task, int first, int end, i
     ptx::wgmma_wait_group<kPanels>();   // S^T q^T
     hold(o);
     hold(state.operand);
-    scale_tokens(decay, o);
+    scale_tokens(read, o);
     ptx::wgmma_fence();
     issue_tokens<true, PlacesOfM>(x, stage.solved, o);
     observer.phase(Phase::kUpdate);
@@ -181,7 +180,7 @@ __device__ __forceinline__ void run_tile(const Task& task, int first, int end, i
     ptx::wgmma_wait_group<0>();   // O^T
     hold(o);
     hold(x);
-    ptx::mbarrier_arrive(ptx::shared_address(&smem.empty[slot]), arrivals);
+    arrive(smem.empty[slot], arrivals);
     give_output(chunk, length, has_next, scale, writer, parity, state, tile, o);
     observer.phase(Phase::kUpdated);
     finish_operand(of_v, state, largest);

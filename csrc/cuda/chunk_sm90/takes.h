@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which calls a chunk kernel can take, whatever its columns of V, and how many of their rows a launch has blocks for.
+// Which calls a chunk kernel can take, whatever its columns of V, and how many of their rows a launch has tasks for.
 #pragma once
 
 #include <algorithm>
@@ -15,12 +15,13 @@ inline bool has_aligned_rows(const View& view, const Dims& dims, int64_t heads) 
          (view.stride[2] % 8 == 0 || heads == 1) && reinterpret_cast<uintptr_t>(view.data) % 16 == 0;
 }
 
-// Rows that a launch has blocks for. Those that find nothing to do are not free: with a least length, few rows have it.
+// Rows that a launch has blocks or tasks for. What finds nothing to do is not free: with a least length, few rows have it.
 inline int64_t rows_to_launch(const RuleParams& p) {
   return p.rows.min_length < 1 ? num_rows(p) : std::min(num_rows(p), p.dims.B * p.dims.T / p.rows.min_length);
 }
 
-// The kernels count tokens in 32 bits, those of the chunks that they look ahead to (transfer.cuh) as well.
+// The kernels count tokens in 32 bits, those of chunks of the tasks before (kChunkCycle) and of the chunks that they look ahead
+// to (transfer.cuh) as well.
 constexpr int64_t kTokensAhead = 16 * kChunk;
 
 inline bool takes_call(const RuleParams& params) {

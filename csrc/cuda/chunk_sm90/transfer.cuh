@@ -37,7 +37,7 @@ __device__ __forceinline__ void bring_chunk(const RuleParams& p, bool waits, int
   copy_piece(stage.solved.third, solved->third);
 }
 
-// The first chunk of a tile's task.
+// What is copied first of a task.
 template <int kKeyDim>
 __device__ __forceinline__ ChunkToCopy<kKeyDim> first_to_copy(const RuleParams& p, const Task& task) {
   const Work& work = task.work[0];
@@ -46,8 +46,8 @@ __device__ __forceinline__ ChunkToCopy<kKeyDim> first_to_copy(const RuleParams& 
           task.first_chunk % kStages, task.first_chunk / kStages % 2};
 }
 
-// All chunks, by a warp that has nothing else to do; with `waits` the first one when the whole preparation is done. Before
-// each of the first kStages chunks wait_for_stage(chunk) returns when nobody reads what lay in its stage.
+// All chunks of a task of one tile, by a warp that has nothing else to do; with `waits` the first one when all is prepared.
+// Before each of the first kStages chunks wait_for_stage(chunk) returns when nobody reads what lay in its stage.
 template <bool kEvictsFirst, int kKeyDim, class WaitForStage>
 __device__ __forceinline__ void run_copies(const RuleParams& p, const Task& task, int num_chunks, int lane, bool waits,
                                            int absent, Prepared& prepared, SharedMemory<kKeyDim>& smem,
@@ -98,7 +98,7 @@ __device__ __forceinline__ void run_transfer(const RuleParams& p, const Task& ta
     }
     __syncwarp();
     if (chunk >= first) take_output<out_t>(chunk, length, out, tile);
-    if (chunk + 3 == end) arrive(tile.o_taken);
+    if (chunk + 3 == end) arrive(tile.o_taken);   // two places: the last chunk's is that of the last but two
     // Behind o: who sees V of a chunk knows that o's place is free.
     bring_values(chunk + kStages, slot, length, v, tile, smem);
     if (chunk + kStages == first) ptx::cp_async_mbarrier_arrive(ptx::shared_address(&tile.v_there));
