@@ -65,8 +65,8 @@ def test_packed_rows_that_the_device_takes_two_tiles_of(kernel, device, rows, sh
     "rows, shape", ((100, Shape(1, 4, 128, 128)), (100, Shape(2, 4, 64, 64)), (25, Shape(4, 16, 64, 64))), ids=str
 )
 def test_several_tasks_for_a_block(kernel, device, rows, shape, state_dtype):
-    """Rows of 0 to 199 tokens, some padding, 400 heads in all: of so many a block of Hopper's kernel takes several, where
-    V is 128 first pairs of tiles, then one at a time. Their bits are those of few rows at a time, with a block for each"""
+    """Rows of 0 to 199 tokens, some padding, 400 heads in all: of so many a block of Hopper's kernel takes several,
+    where V is 128 first pairs of tiles, then one at a time. Their bits are those of five rows at a time"""
     lengths = torch.tensor([(77 * n + 199) % 200 * (n % 9 > 0) for n in range(rows)])
     starts = torch.cat((torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)))
     x = rule_inputs(1, int(starts[-1]), shape, dtype=torch.bfloat16, device=device)

@@ -105,12 +105,12 @@ def gated_delta_rule(
             out that start at multiples of 16 bytes (head dim contiguous). Compute capability 9.0 has a kernel of its
             own for V a multiple of 64. Any other call, and every call on the CPU, is the recurrence's, and as exact.
             The kernels allocate, for the time of the call, 33 KB a key head (K = 128) and 10.5 KB a value head for
-            every 64 tokens, rounded up for each sequence (16 KB a token at 16 and 48 heads), with precision "high"
-            34 KB a value head; besides, on compute capability 9.0, 4 bytes and, where more than 31 sequences are
-            packed, 4 bytes for each, or, where rows are long, 4 bytes a key head for every 64 tokens. The same under "auto". "auto" chooses for
-            each sequence by its own length, on the device: "chunk" for sequences of 32 tokens or more (256 with
-            precision "high"), "recurrent" for shorter ones. So a row's bits do not depend on its batch in any mode,
-            but for scan="auto".
+            every 64 tokens, rounded up for each sequence (16 KB a token at 16 and 48 heads), with precision "high" 34
+            KB a value head; besides, on compute capability 9.0, 4 bytes and, where more than 31 sequences are packed, 4
+            bytes for each, or, where rows are long, 4 bytes a key head for every 64 tokens. The same under "auto".
+            "auto" chooses for each sequence by its own length, on the device: "chunk" for sequences of 32 tokens or
+            more (256 with precision "high"), "recurrent" for shorter ones. So a row's bits do not depend on its batch
+            in any mode, but for scan="auto".
         precision: of "chunk": "fp16", what the tensor cores multiply is rounded to float16, scaled so that no magnitude
             of v or of the state overflows. "high", it is split into two float16 numbers instead, of any magnitude of k
             too: about float32's digits, at a sixth of the speed of compute capability 9.0's kernel.
@@ -167,14 +167,14 @@ def gated_delta_rule(
     The chunk kernels keep the state and all sums in float32 too, but multiply float16 operands: relative RMS error
     2.0e-3 of a bfloat16 output (1.66e-3 is its rounding), 8e-4 of a float16 or float32 one, 1e-3 of a float32 state,
     with beta at most 1. Where keys are strongly correlated 2.2e-3 and 1.3e-3 of an output (2.3e-3 and 1.5e-3 where
-    queries point the same way, too), and 1.2e-3 of the state where they decay by about 1 % a token. The state loses digits where the
-    last tokens of a 64-token piece decay it and have beta near 0: behind 32 such tokens with g = -0.3 its error is 4e-3
-    instead of 4e-4, with g = -0.5 (a tiny state then) 0.5. Outside the contraction region the result may be wrong,
-    finite, without a sign of it, also where decays keep the rule itself in bounds. In both cases mode="recurrent" is
-    right, and so is precision="high", whose error is everywhere at most 2e-5 of the output before its rounding and of
-    the state, 3e-7 as a rule. With scan="off" the bits are those of any split at a multiple of 64 tokens, and a
-    checkpoint's those of the state of a call that ends there. A NaN in a token reaches the whole of its 64-token piece,
-    of the heads that use it, and what follows.
+    queries point the same way, too), and 1.2e-3 of the state where they decay by about 1 % a token. The state loses
+    digits where the last tokens of a 64-token piece decay it and have beta near 0: behind 32 such tokens with g = -0.3
+    its error is 4e-3 instead of 4e-4, with g = -0.5 (a tiny state then) 0.5. Outside the contraction region the result
+    may be wrong, finite, without a sign of it, also where decays keep the rule itself in bounds. In both cases
+    mode="recurrent" is right, and so is precision="high", whose error is everywhere at most 2e-5 of the output before
+    its rounding and of the state, 3e-7 as a rule. With scan="off" the bits are those of any split at a multiple of 64
+    tokens, and a checkpoint's those of the state of a call that ends there. A NaN in a token reaches the whole of its
+    64-token piece, of the heads that use it, and what follows.
 
     Source: Yang, Kautz, Hatamizadeh, "Gated Delta Networks: Improving Mamba2 with Delta Rule" (arXiv 2412.06464).
     """
