@@ -19,11 +19,12 @@ test: build
 	$(VENV_PYTHON) -m pytest tests
 
 # The CUDA kernels compiled for the host, without a GPU: what a few test files say of their indices, barriers and bits. As on
-# Hopper, then the chunk kernel of the other archs.
+# Hopper, then with three multiprocessors, whose blocks take many tasks each, then the chunk kernel of the other archs.
 EMULATED_TESTS ?= tests/test_chunk.py tests/test_chunk_high.py tests/test_scan.py tests/test_checkpoints.py tests/test_slots.py tests/test_gates_norm.py tests/test_conv.py
 test-emulated: $(INSTALLED)
 	folder=$$($(VENV_PYTHON) -m tools.emulate) && \
 	  LOCAL_KERNELS=org/gated-deltanet=$$folder $(VENV_PYTHON) -m pytest $(EMULATED_TESTS) && \
+	  LOCAL_KERNELS=org/gated-deltanet=$$folder EMULATED_SMS=3 $(VENV_PYTHON) -m pytest tests/test_chunk_rows.py && \
 	  LOCAL_KERNELS=org/gated-deltanet=$$folder EMULATED_HOPPER=0 $(VENV_PYTHON) -m pytest tests/test_chunk.py
 
 # These three: a variant that is already built, with the packages that PYTHON has, no virtual environment, no network.

@@ -16,6 +16,7 @@ from .helpers import (
     assert_close,
     assert_rule,
     assert_same,
+    assert_zero,
     cuts_rows,
     rule_inputs,
     rule_state,
@@ -138,6 +139,16 @@ def test_ragged_scan(kernel, device, mode, state_dtype):
     assert_close(mine, expected[1], bounds[1], "state")
     for slot in (3, 5, 6, 7, 8):
         assert_same(mine[slot].cpu(), pool[slot], f"slot {slot}, which nobody writes")
+
+
+def test_padding_row_that_would_be_cut(kernel, device):
+    """Zeros, the pool stays as it is, and nobody waits for what a padding row never makes"""
+    shape = Shape(1, 1, 128, 64)
+    x = rule_inputs(1, 4096, shape, dtype=torch.bfloat16, device=device)
+    fresh = rule_state(2, shape, device=device)
+    state = fresh.clone()
+    assert_zero(run(kernel, x, state, slots=torch.tensor([-1], device=device)), "output")
+    assert_same(state, fresh, "pool")
 
 
 @pytest.mark.parametrize("every", (64, 640))

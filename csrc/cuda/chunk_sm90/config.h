@@ -77,6 +77,7 @@ struct Task {
   int first_chunk;         // chunks of the block's tasks before, modulo kChunkCycle: stages and phases go on from task to task
   int parity;              // of barriers that have a phase in each task with chunks
   bool is_padding;         // zeros for these tokens, or for those outside all sequences
+  bool is_left;            // threads that serve a second tile have ended: the task before had none
 };
 // Chunks of a block, counted on from task to task: every so many have the same stage, the same one of two places of V and of o,
 // and the same parities of their barriers.

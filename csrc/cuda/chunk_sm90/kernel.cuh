@@ -162,7 +162,7 @@ __device__ __forceinline__ void transfer_task(const RuleParams& p, const Task& t
       }
       if (part == 0) find_next();
     }
-  } else if (warp == kCopyingWarp) {
+  } else if (warp == kCopyingWarp && !task.is_padding) {
     carry_copies<kIsLater>(p, task, smem);
   }
 }
@@ -177,14 +177,17 @@ __device__ __forceinline__ void run_transfers(const RuleParams& p, const Tasks& 
   for (int idx = warp == kFindingWarp ? -1 : 0;; ++idx) {
     const Task& task = idx < 0 ? smem.task[1] : wait_for_task(idx, smem);
     const bool has_part = warp < task.tiles * kWarpsOfMovers || (warp == kCopyingWarp && task.tiles > 0);
-    if (!has_part) break;
+    if (!has_part) {
+      if (kWalks && task.tiles > 0) leave_task(idx, 1, smem);
+      break;
+    }
     transfer_task<out_t, kIsLater>(p, task, warp, smem, [&] {
       if (warp == kFindingWarp && (kWalks || idx < 0)) find_task<kWalks>(p, tasks, idx, work_of, smem);
     });
     if (idx < 0) continue;
     if constexpr (!kWalks) break;
-    // The copying warp arrives for the fourth one too, which has ended.
-    leave_task(ptx::opaque(idx), warp == kCopyingWarp && task.tiles == 1 ? 2 : 1, smem);
+    // The copying warp arrives for the fourth one too, when that has ended.
+    leave_task(ptx::opaque(idx), warp == kCopyingWarp && task.is_left ? 2 : 1, smem);
   }
   if (is_last_block()) ptx::griddepcontrol_wait();   // beside the preparation the others leave their places to the next row's
 }
@@ -197,7 +200,10 @@ __device__ __forceinline__ void run_tiles(const RuleParams& p, int group, Shared
 #pragma unroll 1
   for (int idx = 0;; ++idx) {
     const Task& task = wait_for_task(idx, smem);
-    if (group >= task.tiles) break;
+    if (group >= task.tiles) {
+      if (kWalks && task.tiles > 0) leave_task(idx, 1, smem);
+      break;
+    }
     const Work& work = task.work[group];
     if (task.is_padding) {
       const Writers writers = {static_cast<int>(threadIdx.x % kGroupThreads), kGroupThreads};
@@ -206,7 +212,7 @@ __device__ __forceinline__ void run_tiles(const RuleParams& p, int group, Shared
       carry_tile<io_t, out_t, kIsLater>(p, task, work, smem, smem.tile[group], observer);
     }
     if constexpr (!kWalks) break;
-    leave_task(idx, arrivals_of_thread(task), smem);
+    leave_task(idx, task.is_left ? tiles_of_block() : 1, smem);
   }
 }
 
@@ -253,7 +259,7 @@ __device__ __forceinline__ void carry(const RuleParams& p, const Tasks& tasks, c
   if (threadIdx.x == kOneTileThreads - 32) {   // of a warp that has no zeros to write
     init_barriers<kIsLater>(tiles, smem);
     Task& none = smem.task[1];   // before the first one
-    none.tiles = 1;
+    none.tiles = kMostTiles;
     none.is_padding = true;
     none.first_chunk = none.parity = 0;
   }

@@ -98,7 +98,9 @@ __device__ __forceinline__ const Task& wait_for_task(int idx, const SharedMemory
   return smem.task[idx % 2];
 }
 
-// A thread is done with it; `arrivals`: its own and of threads that are not there for a task of fewer tiles.
+// A thread is done with it; `arrivals`: its own and those of threads that have ended. At a block's first task of one tile, who
+// serves a second one arrives and ends: a thread that left without a word might still wait for that task when the next but one
+// takes its place, and then for ever.
 template <int kKeyDim>
 __device__ __forceinline__ void leave_task(int idx, int arrivals, SharedMemory<kKeyDim>& smem) {
   arrive(smem.task_done[idx % 2], arrivals);
@@ -129,9 +131,11 @@ __device__ __forceinline__ void find_task(const RuleParams& p, const Tasks& task
     break;
   }
   if (lane == 0) {
+    const Task& last = smem.task[(idx + 1) % 2];
     if (idx == 0) smem.pairs = pairs;
-    count_on(smem.task[(idx + 1) % 2], task);
+    count_on(last, task);
     task.tiles = tiles;
+    task.is_left = last.tiles < kMostTiles;
   }
   arrive(smem.task_there[idx % 2]);
   if (kWalks && idx > 0 && tiles > 0) prefetch_state<kKeyDim>(p, task, lane);
