@@ -284,7 +284,7 @@ static void time_rows() {
 // A thousand calls of random ragged rows, every second one allowed to cut them, the others once more beside their preparation:
 // each ends (the watchdog names the one that does not) and has the bits of the same call once more.
 static int check_storm() {
-  constexpr int kCalls = 1000, kTokens = 6000, kMostRows = 48;
+  constexpr int kCalls = 1000, kTokens = 6000, kMostRows = 200;   // so many that a block has several tasks
   Case c;
   c.N = kMostRows;
   c.T = kTokens;

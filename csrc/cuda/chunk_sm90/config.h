@@ -111,6 +111,7 @@ struct alignas(1024) SharedMemory {
   uint64_t half_there[kStages];    // before a later segment's chunks (steps.cuh): half a transition is there; its bytes
   uint64_t half_read[kStages];     // read; an arrival from each thread of the tile group
   Task task[2];                    // task i in task[i % 2]; what is asked for between chunks is here and not in registers
+  Task none;                       // before the first one: no chunks
   uint64_t task_there[2];          // it is known; an arrival from each thread of the warp that has found it
   uint64_t task_done[2];           // nobody reads it any more; an arrival for each thread of the block
   uint32_t pairs;                  // how many of the first tasks are pairs

@@ -175,7 +175,7 @@ __device__ __forceinline__ void run_transfers(const RuleParams& p, const Tasks& 
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x % kGroupThreads / 32, 0);
 #pragma unroll 1
   for (int idx = warp == kFindingWarp ? -1 : 0;; ++idx) {
-    const Task& task = idx < 0 ? smem.task[1] : wait_for_task(idx, smem);
+    const Task& task = idx < 0 ? smem.none : wait_for_task(idx, smem);
     const bool has_part = warp < task.tiles * kWarpsOfMovers || (warp == kCopyingWarp && task.tiles > 0);
     if (!has_part) {
       if (kWalks && task.tiles > 0) leave_task(idx, 1, smem);
@@ -258,10 +258,9 @@ __device__ __forceinline__ void carry(const RuleParams& p, const Tasks& tasks, c
   write_zeros(smem.stage);
   if (threadIdx.x == kOneTileThreads - 32) {   // of a warp that has no zeros to write
     init_barriers<kIsLater>(tiles, smem);
-    Task& none = smem.task[1];   // before the first one
-    none.tiles = kMostTiles;
-    none.is_padding = true;
-    none.first_chunk = none.parity = 0;
+    smem.none.tiles = kMostTiles;
+    smem.none.is_padding = true;
+    smem.none.first_chunk = smem.none.parity = 0;
   }
   __syncthreads();
   if (group < tiles) {

@@ -109,9 +109,8 @@ __device__ __forceinline__ void run_tile(const Task& task, const Work& work, int
   constexpr int kPanels = State<kKeyDim>::kPanels;
   const int lane = writer.lane, warp = writer.warp, start = __shfl_sync(0xffffffffu, first, 0);   // for uniform counters
   Turn turn = {start % kStages, start / kStages % 2};
-  int of_v[2];
+  int of_v[2], arrivals = arrivals_of_thread(task), parity = task.parity;
   uint32_t stored_v[4][4], largest[2] = {0, 0};
-  const int arrivals = arrivals_of_thread(task), parity = task.parity;
   wait_phase(tile.v_there, parity);   // not yet for the keys; behind a checkpoint the chunk has been waited for already
   take_values<io_t>(start, warp, lane, tile, stored_v, of_v);
   start_operand(of_v, state, largest);

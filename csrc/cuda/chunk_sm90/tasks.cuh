@@ -131,7 +131,7 @@ __device__ __forceinline__ void find_task(const RuleParams& p, const Tasks& task
     break;
   }
   if (lane == 0) {
-    const Task& last = smem.task[(idx + 1) % 2];
+    const Task& last = idx == 0 ? smem.none : smem.task[(idx + 1) % 2];
     if (idx == 0) smem.pairs = pairs;
     count_on(last, task);
     task.tiles = tiles;
