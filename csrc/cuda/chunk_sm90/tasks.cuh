@@ -53,8 +53,10 @@ __device__ __forceinline__ uint32_t count_pairs(const RuleParams& p, const Pairs
   return has_none ? 0 : static_cast<uint32_t>(pairs.count);
 }
 
-// Whether there is something to do for a segment; if so, what is the same for all its tiles, from one lane to `smem`.
-__device__ __forceinline__ bool describe_task(const RuleParams& p, const Segment& segment, int lane, Task& smem) {
+// Whether there is something to do for a segment; if so, what is the same for all its tiles, from one lane to `smem`, and the
+// slot that it starts from, or -1.
+__device__ __forceinline__ bool describe_task(const RuleParams& p, const Segment& segment, int lane, int64_t& start_slot,
+                                              Task& smem) {
   const int64_t n = segment.n;
   if (n > p.dims.N) return false;
   const bool is_outside = n == p.dims.N;
@@ -63,7 +65,7 @@ __device__ __forceinline__ bool describe_task(const RuleParams& p, const Segment
   if (is_outside && p.cu_seqlens.at(0) <= 0 && p.cu_seqlens.at(n) >= p.dims.T) return false;
   const bool is_zeros = is_padding(p, n);
   const bool has_start = !is_zeros && p.initial_state.given() && p.has_initial_state.at(n);
-  const int64_t start_slot = has_start ? slot_to_read(p, n) : -1;
+  start_slot = has_start ? slot_to_read(p, n) : -1;
   if (lane == 0) {
     smem.span = segment_span(p, segment, row);
     smem.start_slot = start_slot;
@@ -72,18 +74,15 @@ __device__ __forceinline__ bool describe_task(const RuleParams& p, const Segment
   return true;
 }
 
-// Asks for the state that a task starts from, which comes to the L2 while the task before is carried on. By one warp; only of
-// rows or columns that lie in one piece each.
+// Asks for the state that a task starts from, which comes to the L2 while the task before is carried on: `first` is the first
+// element of its tiles, or null. By one warp; only of rows or columns that lie in one piece each.
 template <int kKeyDim>
-__device__ __forceinline__ void prefetch_state(const RuleParams& p, const Task& task, int lane) {
-  const View& view = p.initial_state;
-  const int size = dtype_size(view.dtype), columns = task.tiles * kValueTile;
+__device__ __forceinline__ void prefetch_state(const View& view, const char* first, int tiles, int lane) {
+  const int size = dtype_size(view.dtype), columns = tiles * kValueTile;
   const bool has_rows = view.stride[3] == 1;   // of V, for each of K
-  if (task.start_slot < 0 || !(has_rows || view.stride[2] == 1)) return;
+  if (first == nullptr || !(has_rows || view.stride[2] == 1)) return;
   const int pieces = has_rows ? kKeyDim : columns, lines = (has_rows ? columns : kKeyDim) * size / 128;
   const int64_t stride = view.stride[has_rows ? 2 : 3] * size;
-  const int64_t element = view.offset(task.start_slot, task.work[0].head, 0, task.work[0].column);
-  const char* const first = static_cast<const char*>(view.data) + element * size;
 #pragma unroll 1
   for (int piece = lane; piece < pieces; piece += 32) {
 #pragma unroll 1
@@ -119,12 +118,19 @@ __device__ __forceinline__ void find_task(const RuleParams& p, const Tasks& task
   uint32_t pairs = is_first ? count_pairs<kKeyDim>(p, tasks.pairs) : smem.pairs;
   if (idx >= 2) wait_phase(smem.task_done[idx % 2], (idx / 2 + 1) % 2);   // task idx - 2, whose place it takes
   int tiles = 0;
+  const View& pool = p.initial_state;
+  const char* state = nullptr;   // in registers: other lanes have written what is in `task`
 #pragma unroll 1
   for (;; is_first = false) {
     const uint32_t index = is_first ? blockIdx.x : kWalks ? take_task<kKeyDim>(p, tasks, pairs, lane) : kNoTask;
     if (index == kNoTask) break;
     Work work = work_of(index + min(index, pairs) * (kMostTiles - 1));
-    if (!describe_task(p, work.segment, lane, task)) continue;
+    int64_t start_slot;
+    if (!describe_task(p, work.segment, lane, start_slot, task)) continue;
+    if (start_slot >= 0) {
+      state = static_cast<const char*>(pool.data) +
+              pool.offset(start_slot, work.head, 0, work.column) * dtype_size(pool.dtype);
+    }
     work.column += lane * kValueTile;
     if (lane < kMostTiles) task.work[lane] = work;
     tiles = index < pairs ? kMostTiles : 1;
@@ -138,7 +144,7 @@ __device__ __forceinline__ void find_task(const RuleParams& p, const Tasks& task
     task.is_left = last.tiles < kMostTiles;
   }
   arrive(smem.task_there[idx % 2]);
-  if (kWalks && idx > 0 && tiles > 0) prefetch_state<kKeyDim>(p, task, lane);
+  if (kWalks && idx > 0) prefetch_state<kKeyDim>(pool, state, tiles, lane);
 }
 
 }  // namespace gdn::cuda::chunk_sm90
