@@ -3,7 +3,8 @@
 
 Form "dense": the rows of a packed call as a batch, the same work. "raw gates": a and b in the place of g and beta;
 "gates before": gated_delta_gates and the call, in one graph.
-A call of less than 0.3 ms is captured 4 to 16 times in one graph, on buffers of its own each; a longer one once.
+A call of less than 0.3 ms is captured 4 to 16 times in one graph, on buffers of its own each; a longer one once. The
+graphs of all forms of a row are replayed in turn, so that clocks and heat of the row before meet them all.
 "best peer ms" is the fastest of FlashInfer 0.7.4, FlashQLA 0.1.3 and flash-linear-attention 0.6.0 as measured once on
 an H200 with torch 2.11, by graph replay, of how many calls is not known (one a graph adds 2 us): not in this run
 (bench_peers.py runs each of them beside this kernel).
@@ -15,7 +16,7 @@ import itertools
 
 import torch
 from bench_gated_delta_rule import HEAD_DIM, inputs
-from harness import Report, graph_microseconds, load_kernel, out_argument, rotated
+from harness import Report, load_kernel, out_argument, rival_microseconds, rotated
 
 # Lengths of the sequences, key and value heads, the best peer's ms.
 SHAPES = (
@@ -68,7 +69,8 @@ def unit_norm(x):
     return torch.nn.functional.normalize(x.float(), dim=-1).to(x.dtype)
 
 
-def time_of(kernel, lengths, heads, form):
+def calls_of(kernel, lengths, heads, form):
+    """The calls of a form that one graph holds"""
     options = FORMS[form]
     tokens, every = sum(lengths), options.get("checkpoint_every")
     options = {"use_qk_l2norm": True, "mode": "chunk", **options}
@@ -95,7 +97,7 @@ def time_of(kernel, lengths, heads, form):
         kernel.gated_delta_rule(q, k, v, g, beta, state, out=out, checkpoints=checkpoints, **options)
 
     (calls,) = rotated([call], make_buffers)
-    return graph_microseconds(calls, replays=10) / 1e3
+    return calls
 
 
 def name_of(lengths):
@@ -104,8 +106,10 @@ def name_of(lengths):
 
 def bench_times(kernel, report):
     for lengths, key_heads, value_heads, peer in SHAPES:
-        for form in ("", *MORE_FORMS.get((lengths, key_heads, value_heads), ())):
-            time = time_of(kernel, lengths, (key_heads, value_heads), form)
+        forms = ("", *MORE_FORMS.get((lengths, key_heads, value_heads), ()))
+        rivals = [calls_of(kernel, lengths, (key_heads, value_heads), form) for form in forms]
+        for form, microseconds in zip(forms, rival_microseconds(rivals, replays=10)):
+            time = microseconds / 1e3
             report.row(name_of(lengths), f"{key_heads}/{value_heads}", form, time, peer, peer and peer / time)
 
 
