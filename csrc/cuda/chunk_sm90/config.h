@@ -79,6 +79,7 @@ struct Task {
   bool is_padding;         // zeros for these tokens, or for those outside all sequences
   bool is_left;            // threads that serve a second tile have ended: the task before had none
 };
+
 // Chunks of a block, counted on from task to task: every so many have the same stage, the same one of two places of V and of o,
 // and the same parities of their barriers.
 constexpr int kChunkCycle = 12;
@@ -106,7 +107,7 @@ struct alignas(1024) Tile {
 template <int kKeyDim>
 struct alignas(1024) SharedMemory {
   Stage<kKeyDim> stage[kStages];   // 46 KB each; chunk c in stage c % 3
-  uint64_t full[kStages];          // keys, T'' and M are there: an arrival and its bytes, one for each thread that copies V
+  uint64_t full[kStages];          // keys, T'', M and V are there: an arrival and its bytes, one for each thread that copies V
   uint64_t empty[kStages];         // read; an arrival for each thread of the tile groups
   uint64_t half_there[kStages];    // before a later segment's chunks (steps.cuh): half a transition is there; its bytes
   uint64_t half_read[kStages];     // read; an arrival from each thread of the tile group

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a block works on, one task after the other: task blockIdx.x of the grid's order, behind it the next one that nobody has
 // taken, counted in a word that the preparation has set to zero. So a grid has at most as many blocks as multiprocessors: only
-// the device knows how many tasks a ragged call has (Pairs), and a block without a task costs some 2 us (H200), since it takes
+// the device knows how many tasks a ragged call has (Pairs), and a block without a task costs 2 to 3 us (H200), since it takes
 // the whole shared memory of a multiprocessor.
 // One warp of the transfer group, the finding one, looks for the next task when the last V of the one at hand is under way:
 // late, so that rows of different lengths are shared out evenly, and early enough to be hidden. Chunks of the next task are
