@@ -72,7 +72,7 @@ struct Tasks {
 struct Task {
   Work work[kMostTiles];   // a tile, or two side by side
   Span span;               // tokens of the segment
-  int64_t start_slot;      // that a row starts from; -1: from zero
+  int64_t start, end;      // first elements of the head in the pools: of what a row starts from, -1: zero; of where S goes, -1: none
   int tiles;               // 0: there is nothing more to do
   int first_chunk;         // chunks of the block's tasks before, modulo kChunkCycle: stages and phases go on from task to task
   int parity;              // of barriers that have a phase in each task with chunks

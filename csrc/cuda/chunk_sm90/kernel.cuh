@@ -81,13 +81,13 @@ __device__ __forceinline__ Writer<out_t> writer_of(const RuleParams& p, const Wo
 }
 
 // A tile group: S in, all chunks of a task, S out.
-template <class io_t, class out_t, bool kIsLater, int kKeyDim, class Observer>
+template <class io_t, class out_t, bool kIsLater, bool kIsWhole, int kKeyDim, class Observer>
 __device__ __forceinline__ void carry_tile(const RuleParams& p, const Task& task, const Work& work, SharedMemory<kKeyDim>& smem,
                                            Tile& tile, const Observer& observer) {
   State<kKeyDim> state = {};
   const Writer<out_t> writer = writer_of<out_t>(p, work, task);
   const Place from = kIsLater ? second_start<kKeyDim>(p, work.segment, work.head)
-                              : initial_place(p, task.start_slot, work.head);
+                              : initial_place(p, task);
   if (from.is_given) move_state<true>(from.view, from.first(work.column), state);
   if constexpr (kIsLater) step_to_start(p, work, smem, state);
   const int64_t length = task.span.length;
@@ -103,7 +103,7 @@ __device__ __forceinline__ void carry_tile(const RuleParams& p, const Task& task
 #pragma unroll 1
     for (int i = 0; i < 2; ++i) {   // both from one copy of the code, which is long
       const Place to = i == 0 ? checkpoint_after(p, work.segment, work.head, chunk, length)
-                              : end_of_segment<kKeyDim>(p, work.segment, work.head, chunk == num_chunks);
+                              : end_of_segment<kKeyDim, kIsWhole>(p, task, work, chunk == num_chunks);
       if (to.is_given) move_state<false>(to.view, to.first(work.column), state);
     }
   } while (chunk < num_chunks);
@@ -209,7 +209,7 @@ __device__ __forceinline__ void run_tiles(const RuleParams& p, int group, Shared
       const Writers writers = {static_cast<int>(threadIdx.x % kGroupThreads), kGroupThreads};
       write_padding(p, work.segment.n, work.head, work.column, writers, [&] { return task.span; });
     } else {
-      carry_tile<io_t, out_t, kIsLater>(p, task, work, smem, smem.tile[group], observer);
+      carry_tile<io_t, out_t, kIsLater, kWalks>(p, task, work, smem, smem.tile[group], observer);
     }
     if constexpr (!kWalks) break;
     leave_task(idx, task.is_left ? tiles_of_block() : 1, smem);

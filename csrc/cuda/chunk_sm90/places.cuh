@@ -23,8 +23,8 @@ __device__ __forceinline__ View workspace_view(float* gmem) {
 }
 
 // What the first segment of a row starts from: a slot, or zero.
-__device__ __forceinline__ Place initial_place(const RuleParams& p, int64_t slot, int64_t head) {
-  return {p.initial_state, slot < 0 ? 0 : p.initial_state.offset(slot, head), slot >= 0};
+__device__ __forceinline__ Place initial_place(const RuleParams& p, const Task& task) {
+  return {p.initial_state, task.start, task.start >= 0};
 }
 
 // The start of a row's second segment, in the workspace, from which a later one steps to its own (steps.cuh).
@@ -35,15 +35,15 @@ __device__ __forceinline__ Place second_start(const RuleParams& p, const Segment
 }
 
 // Where the state goes at the end: of the last segment to its slot, of the first of several to the start of the second. Those
-// between have told what they do to it before they run.
-template <int kKeyDim>
-__device__ __forceinline__ Place end_of_segment(const RuleParams& p, const Segment& segment, int64_t head, bool is_done) {
-  if (segment.idx + 1 < segment.count) {
-    float* const start = start_of<kKeyDim>(p, segment.row + 1, head);
+// between have told what they do to it before they run. kIsWhole: no row is cut.
+template <int kKeyDim, bool kIsWhole>
+__device__ __forceinline__ Place end_of_segment(const RuleParams& p, const Task& task, const Work& work, bool is_done) {
+  const Segment& segment = work.segment;
+  if (!kIsWhole && segment.idx + 1 < segment.count) {
+    float* const start = start_of<kKeyDim>(p, segment.row + 1, work.head);
     return {workspace_view<kKeyDim>(start), 0, is_done && segment.idx == 0};
   }
-  const int64_t slot = is_done ? slot_to_write(p, segment.n) : -1;
-  return {p.state, slot < 0 ? 0 : p.state.offset(slot, head), slot >= 0};
+  return {p.state, task.end, is_done && task.end >= 0};
 }
 
 // Chunks of a segment before its next stop: a checkpoint behind chunk `chunk`, or the end.

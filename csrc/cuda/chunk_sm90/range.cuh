@@ -118,11 +118,11 @@ __device__ __forceinline__ void decay_state(float decay, State<kKeyDim>& state) 
 
 // Makes the operand of the first of a run of chunks, from exponents that may not be those that the chunks have.
 template <int kKeyDim>
-__device__ __forceinline__ void start_operand(const int (&of_v)[2], State<kKeyDim>& state, uint32_t (&largest)[2]) {
+__device__ __forceinline__ void start_operand(const int (&of_v)[2], State<kKeyDim>& state) {
+  uint32_t largest[2] = {};   // not asked for
   rescale_state(of_v, state);
 #pragma unroll
-  for (int panel = 0; panel < State<kKeyDim>::kPanels - 1; ++panel) round_panel(panel, state, largest);
-  finish_operand(of_v, state, largest);
+  for (int panel = 0; panel < State<kKeyDim>::kPanels; ++panel) round_panel(panel, state, largest);
 }
 
 }  // namespace gdn::cuda::chunk_sm90

@@ -77,14 +77,14 @@ __device__ __forceinline__ void run_chain(bool has_values, int num_chunks, int g
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x % kGroupThreads / 32, 0);
   const bool always = ptx::opaque(num_chunks) > 0;   // as in run_tile: what it guards does not move behind the next wait
   ChainTurn turn;
-  uint32_t stored_v[4][4] = {}, largest[2] = {0, 0};   // without values V stays zero
+  uint32_t stored_v[4][4] = {}, largest[2];   // without values V stays zero
   int of_v[2] = {-127, -127};
   const auto take_values = [&](const ChainStage<kKeyDim>& stage) {
     if (has_values) read_values<io_t>(stage.v[group], warp, lane, stored_v, of_v);
   };
   wait_phase(smem.full[0], 0);
   take_values(smem.stage[0]);
-  start_operand(of_v, state, largest);
+  start_operand(of_v, state);
   float chunk_decay = smem.stage[0].solved.first.gates.read[kChunk - 1];
 #pragma unroll 1
   for (int chunk = 0; chunk < num_chunks; ++chunk) {

@@ -110,10 +110,10 @@ __device__ __forceinline__ void run_tile(const Task& task, const Work& work, int
   const int lane = writer.lane, warp = writer.warp, start = __shfl_sync(0xffffffffu, first, 0);   // for uniform counters
   Turn turn = {start % kStages, start / kStages % 2};
   int of_v[2], arrivals = arrivals_of_thread(task), parity = task.parity;
-  uint32_t stored_v[4][4], largest[2] = {0, 0};
+  uint32_t stored_v[4][4], largest[2];
   wait_phase(tile.v_there, parity);   // not yet for the keys; behind a checkpoint the chunk has been waited for already
   take_values<io_t>(start, warp, lane, tile, stored_v, of_v);
-  start_operand(of_v, state, largest);
+  start_operand(of_v, state);
   wait_phase(smem.full[turn.slot], turn.parity);
   float chunk_decay = smem.stage[turn.slot].solved.first.gates.read[kChunk - 1];
 #pragma unroll 1

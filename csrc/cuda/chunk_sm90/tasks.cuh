@@ -53,10 +53,10 @@ __device__ __forceinline__ uint32_t count_pairs(const RuleParams& p, const Pairs
   return has_none ? 0 : static_cast<uint32_t>(pairs.count);
 }
 
-// Whether there is something to do for a segment; if so, what is the same for all its tiles, from one lane to `smem`, and the
-// slot that it starts from, or -1.
-__device__ __forceinline__ bool describe_task(const RuleParams& p, const Segment& segment, int lane, int64_t& start_slot,
-                                              Task& smem) {
+// Whether there is something to do for a segment; if so, what is the same for all its tiles of a head, from one lane to `smem`,
+// and the slot that it starts from, or -1. Here and not in the tile groups, which would wait for it.
+__device__ __forceinline__ bool describe_task(const RuleParams& p, const Segment& segment, int64_t head, int lane,
+                                              int64_t& start_slot, Task& smem) {
   const int64_t n = segment.n;
   if (n > p.dims.N) return false;
   const bool is_outside = n == p.dims.N;
@@ -66,9 +66,11 @@ __device__ __forceinline__ bool describe_task(const RuleParams& p, const Segment
   const bool is_zeros = is_padding(p, n);
   const bool has_start = !is_zeros && p.initial_state.given() && p.has_initial_state.at(n);
   start_slot = has_start ? slot_to_read(p, n) : -1;
+  const int64_t end_slot = is_zeros ? -1 : slot_to_write(p, n);
   if (lane == 0) {
     smem.span = segment_span(p, segment, row);
-    smem.start_slot = start_slot;
+    smem.start = start_slot < 0 ? -1 : p.initial_state.offset(start_slot, head);
+    smem.end = end_slot < 0 ? -1 : p.state.offset(end_slot, head);
     smem.is_padding = is_zeros;
   }
   return true;
@@ -126,7 +128,7 @@ __device__ __forceinline__ void find_task(const RuleParams& p, const Tasks& task
     if (index == kNoTask) break;
     Work work = work_of(index + min(index, pairs) * (kMostTiles - 1));
     int64_t start_slot;
-    if (!describe_task(p, work.segment, lane, start_slot, task)) continue;
+    if (!describe_task(p, work.segment, work.head, lane, start_slot, task)) continue;
     if (start_slot >= 0) {
       state = static_cast<const char*>(pool.data) +
               pool.offset(start_slot, work.head, 0, work.column) * dtype_size(pool.dtype);
