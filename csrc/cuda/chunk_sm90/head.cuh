@@ -154,17 +154,16 @@ __device__ __forceinline__ void round_to_finite_operand(const float (&x)[8], uin
   for (int i = 0; i < 4; ++i) a[i] = ptx::round_pair_fp16_finite(x[2 * i], x[2 * i + 1]);
 }
 
-// Block (i, j), j < i, of W^T or T''^T in `x`, from those above as left operands. kk[m]: K_i K_m^T; w: W_ii^T. Right operands.
-__device__ __forceinline__ void solve_block(int i, int j, const uint32_t (&kk)[kBlocks16 - 1][4], const uint32_t (&w)[4],
+// Block (i, j), j < i, of W^T or T''^T in `x`, from those above as left operands. kk[m]: K_i K_m^T; minus_w: -W_ii^T. Right
+// operands.
+__device__ __forceinline__ void solve_block(int i, int j, const uint32_t (&kk)[kBlocks16 - 1][4], const uint32_t (&minus_w)[4],
                                             uint32_t (&x)[kLowerBlocks][4]) {
   float z[8] = {}, sums[8] = {};
 #pragma unroll
   for (int m = j; m < i; ++m) multiply_blocks(x[lower_block(m, j)], kk[m], z);
-#pragma unroll
-  for (int n = 0; n < 8; ++n) z[n] = -z[n];
   uint32_t left[4];
   round_to_finite_operand(z, left);
-  multiply_blocks(left, w, sums);
+  multiply_blocks(left, minus_w, sums);
   round_to_finite_operand(sums, x[lower_block(i, j)]);
 }
 
@@ -208,16 +207,18 @@ __device__ __forceinline__ void solve_head(const Products& products, const Table
   uint32_t w[kLowerBlocks][4], t[kLowerBlocks][4];   // W^T and T''^T
 #pragma unroll
   for (int i = 0; i < kBlocks16; ++i) {
-    uint32_t kk[kBlocks16 - 1][4], right[4];
+    uint32_t kk[kBlocks16 - 1][4], minus_w[4];
 #pragma unroll
     for (int m = 0; m < i; ++m) load(products.kk[below_block(i, m)], kk[m]);
-    ptx::ldmatrix_x4(ptx::shared_address(smem.solved[i]) + of_lane, right);
+    ptx::ldmatrix_x4(ptx::shared_address(smem.solved[i]) + of_lane, minus_w);
+#pragma unroll
+    for (int n = 0; n < 4; ++n) minus_w[n] ^= 0x80008000u;
     ptx::ldmatrix_x4_trans(ptx::shared_address(smem.solved[i]) + of_lane, w[lower_block(i, i)]);
     ptx::ldmatrix_x4_trans(ptx::shared_address(smem.ended[i]) + of_lane, t[lower_block(i, i)]);
 #pragma unroll
     for (int j = 0; j < i; ++j) {
-      solve_block(i, j, kk, right, t);
-      solve_block(i, j, kk, right, w);
+      solve_block(i, j, kk, minus_w, t);
+      solve_block(i, j, kk, minus_w, w);
     }
 #pragma unroll
     for (int j = 0; j < i; ++j) store(j, t[lower_block(i, j)]);
