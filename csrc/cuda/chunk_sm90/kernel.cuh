@@ -101,7 +101,7 @@ __device__ __forceinline__ void carry_tile(const RuleParams& p, const Task& task
     }
     chunk = end;
 #pragma unroll 1
-    for (int i = 0; i < 2; ++i) {   // both from one copy of the code, which is long
+    for (int i = p.checkpoints.given() ? 0 : 1; i < 2; ++i) {   // both from one copy of the code, which is long
       const Place to = i == 0 ? checkpoint_after(p, work.segment, work.head, chunk, length)
                               : end_of_segment<kKeyDim, kIsWhole>(p, task, work, chunk == num_chunks);
       if (to.is_given) move_state<false>(to.view, to.first(work.column), state);
