@@ -64,7 +64,7 @@ def captured(call):
 @pytest.mark.cuda_only
 @each_op
 def test_one_graph_serves_fewer_live_rows(kernel, device, op):
-    """C9: 8 rows captured, 1..8 live at replay"""
+    """8 rows captured, 1..8 live at replay"""
     inputs, fresh = move(op.inputs(8), device), op.pool(12).to(device, copy=True)
     pool = fresh.clone()
     slots = torch.arange(8, dtype=torch.int32, device=device)
@@ -88,7 +88,7 @@ def test_one_graph_serves_fewer_live_rows(kernel, device, op):
 @pytest.mark.parametrize("ragged", (False, True), ids=("dense", "ragged"))
 @pytest.mark.parametrize("op", [op for op in SLOT_OPS if op.has_flags], ids=name_of)
 def test_capture_of_a_prefill(kernel, device, op, ragged):
-    """C10: 70 tokens, all buffers given; ragged offsets and flags may change between replays"""
+    """70 tokens, all buffers given; ragged offsets and flags may change between replays"""
     inputs, fresh = move(op.inputs(1, 70), device), op.pool(4).to(device, copy=True)
     options = {}
     if ragged:
@@ -112,7 +112,6 @@ def test_capture_of_a_prefill(kernel, device, op, ragged):
 @pytest.mark.cuda_only
 @pytest.mark.parametrize("name", ("gated_delta_gates", "rms_norm_gated", "qk_norm_rope", "output_gate"))
 def test_capture_of_the_elementwise_ops(kernel, device, name):
-    """C10"""
     call = elementwise_calls(kernel, device)[name]
     a, x = normal(2, 5, 6, seed=1, device=device), normal(2, 5, 6, 32, seed=1, device=device)
     k = normal(2, 5, 2, 32, seed=1, device=device)
@@ -160,7 +159,7 @@ def serving_step(kernel, device):
 
 @pytest.mark.cuda_only
 def test_capture_of_the_serving_ops(kernel, device):
-    """C10: one graph of all of them; a replay with rewritten slots, rows and counts equals the eager calls"""
+    """one graph of all of them; a replay with rewritten slots, rows and counts equals the eager calls"""
     step, indices, pools = serving_step(kernel, device)
     eager, eager_indices, eager_pools = serving_step(kernel, device)
     fresh = [pool.clone() for pool in pools]
@@ -181,7 +180,7 @@ def test_capture_of_the_serving_ops(kernel, device):
 
 @pytest.mark.cuda_only
 def test_no_op_synchronises(kernel, device):
-    """C10: an error under set_sync_debug_mode("error"); .item() is the control that the mode works"""
+    """an error under set_sync_debug_mode("error"); .item() is the control that the mode works"""
     calls = [serving_step(kernel, device)[0]]
     for op in SLOT_OPS:
         inputs, pool = move(op.inputs(3, 5), device), op.pool(4).to(device, copy=True)
@@ -224,7 +223,7 @@ def test_no_op_synchronises(kernel, device):
 
 @pytest.mark.cuda_only
 def test_two_streams_at_once(kernel, device):
-    """C11: 50 times two prefills side by side, bitwise what they are one after the other"""
+    """50 times two prefills side by side, bitwise what they are one after the other"""
     tokens = 2048
     inputs = [rule_inputs(1, tokens, QWEN, dtype=torch.bfloat16, seed=seed, device=device) for seed in (0, 1)]
     fresh = rule_state(1, QWEN, device=device)
@@ -266,7 +265,6 @@ def test_work_is_queued_on_the_current_stream(kernel, device, op):
 
 @each_op
 def test_outputs_do_not_share_storage(kernel, device, op):
-    """C12"""
     pool = op.pool(3).to(device, copy=True)
     first = op.call(kernel, move(op.inputs(3, seed=1), device), pool.clone())
     keep = first.clone()
@@ -277,7 +275,6 @@ def test_outputs_do_not_share_storage(kernel, device, op):
 
 @pytest.mark.parametrize("name", ("gated_delta_gates", "rms_norm_gated", "qk_norm_rope", "output_gate"))
 def test_elementwise_outputs_do_not_share_storage(kernel, device, name):
-    """C12"""
     call = elementwise_calls(kernel, device)[name]
     first = call(1)
     keep = [result.clone() for result in first]
@@ -289,7 +286,7 @@ def test_elementwise_outputs_do_not_share_storage(kernel, device, name):
 
 @pytest.mark.parametrize("name", ("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"))
 def test_final_states_do_not_share_storage(kernel, device, name):
-    """C12: neither with each other nor with initial_state, also when there are no tokens"""
+    """neither with each other nor with initial_state, also when there are no tokens"""
     function, initial = getattr(kernel, name), rule_state(2, device=device)
     states = []
     for tokens in (3, 3, 0):
@@ -303,7 +300,7 @@ def test_final_states_do_not_share_storage(kernel, device, name):
 @pytest.mark.parametrize("mode", ("recurrent", "chunk"))
 @pytest.mark.parametrize("out_dtype", DTYPES, ids=short)
 def test_rule_writes_only_its_buffers(kernel, device, mode, out_dtype):
-    """C13, C22: out and state between guards, aligned and not"""
+    """out and state between guards, aligned and not"""
     shape = Shape(1, 2, 32, 72)
     x = rule_inputs(2, 9, shape, device=device)
     fresh = rule_state(2, shape, device=device)
@@ -322,7 +319,6 @@ def test_rule_writes_only_its_buffers(kernel, device, mode, out_dtype):
 
 @pytest.mark.parametrize("margin", (64, 65))
 def test_conv_writes_only_its_buffers(kernel, device, margin):
-    """C13, C23"""
     x, weight = normal(2, 31, 5, device=device), normal(31, 4, seed=2, device=device)
     fresh = normal(2, 31, 3, seed=3, device=device)
     expected_window = fresh.clone()
@@ -341,7 +337,7 @@ def test_conv_writes_only_its_buffers(kernel, device, margin):
 
 
 def test_strided_out_is_filled_and_the_gaps_are_left(kernel, device):
-    """C13: out as a slice of a wider tensor"""
+    """out as a slice of a wider tensor"""
     x, state = rule_inputs(2, 9, device=device), rule_state(2, device=device)
     expected = kernel.gated_delta_rule(*x, state.clone(), **NORM)
     wide = torch.full((2, 9, 4, 96), -7.75, device=device)
@@ -357,7 +353,7 @@ def test_strided_out_is_filled_and_the_gaps_are_left(kernel, device):
 
 
 def test_padded_slots_keep_their_padding(kernel, device):
-    """C13: nothing is written between the slots of a pool with a padded slot stride"""
+    """nothing is written between the slots of a pool with a padded slot stride"""
     state = rule_state(3, SMALL, device=device, slot_padding=96)
     storage = state.as_strided((3, 4 * 32 * 32 + 96), (4 * 32 * 32 + 96, 1))
     kernel.gated_delta_rule(*rule_inputs(3, 4, device=device), state, **NORM)

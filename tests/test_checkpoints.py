@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""States kept while a prefill runs: after every n tokens, from the fp32 accumulator (C65, C66)."""
+"""States kept while a prefill runs: after every n tokens, from the fp32 accumulator."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ def empty_checkpoints(count, shape=SMALL, *, dtype=torch.float32, layout="K-firs
 @pytest.mark.parametrize("shape", (SMALL, Shape(1, 3, 24, 72), Shape(2, 6, 128, 128), Shape(1, 1, 256, 256)), ids=str)
 @pytest.mark.parametrize("every, tokens", ((64, 300), (64, 128), (128, 300), (192, 192), (64, 63)))
 def test_checkpoint_is_the_state_of_a_prefill_stopped_there(kernel, device, shape, every, tokens):
-    """C65, C66: bitwise in the recurrence, the last token included; output and final state as without"""
+    """bitwise in the recurrence, the last token included; output and final state as without"""
     x, state = rule_inputs(2, tokens, shape, device=device), rule_state(2, shape, device=device)
     fresh, plain = state.clone(), state.clone()
     count = tokens // every
@@ -53,7 +53,7 @@ def test_checkpoint_is_the_state_of_a_prefill_stopped_there(kernel, device, shap
 @pytest.mark.parametrize("pool_dtype", (torch.float32, torch.bfloat16), ids=lambda dtype: f"pool_{short(dtype)}")
 @each_kernel
 def test_checkpoints_come_from_the_accumulator(kernel, device, mode, shape, pool_dtype, dtype, layout):
-    """C65: bf16 inputs; an fp32 checkpoint of a bf16 pool has not passed through 16 bits"""
+    """bf16 inputs; an fp32 checkpoint of a bf16 pool has not passed through 16 bits"""
     x = rule_inputs(1, 300, shape, dtype=torch.bfloat16, device=device)
     state, options = rule_state(1, shape, dtype=pool_dtype, device=device), {**NORM, "mode": mode}
     wide = state.float()
@@ -94,7 +94,7 @@ def test_ragged_checkpoints(kernel, device, mode, shape, index_dtype):
 
 
 def test_positions_count_from_the_start_of_the_call(kernel, device):
-    """C66: 40 tokens, then 100 with a checkpoint every 64: one, at 104 overall"""
+    """40 tokens, then 100 with a checkpoint every 64: one, at 104 overall"""
     x, state = rule_inputs(1, 140, device=device), rule_state(1, device=device)
     whole = state.clone()
     kernel.gated_delta_rule(*x.tokens(0, 40), state, **NORM)

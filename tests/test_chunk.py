@@ -114,7 +114,7 @@ GATES = {
 @pytest.mark.parametrize("regime", GATES)
 @pytest.mark.parametrize("domain", ("log", "linear"))
 def test_gate_regimes(kernel, device, regime, domain):
-    """C39: T = 200 with an initial state"""
+    """T = 200 with an initial state"""
     x = rule_inputs(1, 200, TENSOR_CORES, dtype=torch.float16)
     x = x._replace(g=GATES[regime](x.g))
     x = x._replace(g=x.g.exp()) if domain == "linear" else x
@@ -245,7 +245,7 @@ def test_no_sequences(kernel, device, mode):
 
 @pytest.mark.parametrize("out_dtype", DTYPES, ids=short)
 def test_writes_only_its_buffers(kernel, device, out_dtype):
-    """C13: out and state between guards, at any alignment; a row that ends inside a chunk"""
+    """out and state between guards, at any alignment; a row that ends inside a chunk"""
     x, fresh = rule_inputs(1, 70, TENSOR_CORES, dtype=torch.bfloat16), rule_state(1, TENSOR_CORES)
     expected = oracle.gated_delta_rule(*x, fresh, **NORM)
     for margin in (64, 65):
@@ -435,7 +435,7 @@ def test_aligned_views_are_taken(kernel, device):
 
 @pytest.mark.parametrize("which", Inputs._fields)
 def test_nan_stays_where_it_is(kernel, device, which):
-    """C51: NaN in token 100 of row 1 and value head 1 (or both heads of the key head): its piece and what follows"""
+    """NaN in token 100 of row 1 and value head 1 (or both heads of the key head): its piece and what follows"""
     rows, tokens, at = 3, 150, 100
     x = rule_inputs(1, rows * tokens, Shape(2, 4, 128, 128), dtype=torch.bfloat16, device=device)
     offsets = torch.arange(0, rows * tokens + 1, tokens, device=device)

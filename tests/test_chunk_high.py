@@ -90,7 +90,7 @@ def test_every_length(kernel, device, first):
 
 @pytest.mark.parametrize("size", (0.25, 1.0, 3.0))
 def test_keys_outside_the_contraction_region(kernel, device, size):
-    """C41: 64 tokens without l2norm, beta |k|^2 up to 16, no decay: the state grows by orders of magnitude"""
+    """64 tokens without l2norm, beta |k|^2 up to 16, no decay: the state grows by orders of magnitude"""
     x = rule_inputs(1, 64, TENSOR_CORES, dtype=torch.bfloat16)
     k = (oracle.l2norm(x.k.float()) * (1 + size)).bfloat16()
     x = x._replace(k=k, g=torch.zeros_like(x.g), beta=0.9 + 0.1 * x.beta)

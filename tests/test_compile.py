@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ops under torch.library.opcheck, torch.compile and its fake tensors (C68)."""
+"""The ops under torch.library.opcheck, torch.compile and its fake tensors."""
 
 import pytest
 import torch

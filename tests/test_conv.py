@@ -28,7 +28,7 @@ def signal(B, C, T, device, channels_last=False, dtype=torch.float32, seed=0):
 @pytest.mark.parametrize("W", WIDTHS)
 @pytest.mark.parametrize("C", (1, 3, 7, 16, 31, 264, 2047, 2049))
 def test_channel_counts(kernel, device, C, W, tokens):
-    """C23: prefill and update between guards, window of W - 1 and of W"""
+    """prefill and update between guards, window of W - 1 and of W"""
     x, (weight, bias) = signal(2, C, tokens, device), weights(C, W, device)
     for length in (W - 1, W):
         before = normal(2, C, length, seed=4, device=device)
@@ -72,7 +72,7 @@ def test_update_of_one_token_has_one_set_of_bits(kernel, device, dtype, length):
 @pytest.mark.parametrize("weight_dtype", DTYPES, ids=lambda dtype: f"weight_{short(dtype)}")
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: f"x_{short(dtype)}")
 def test_dtypes(kernel, device, dtype, weight_dtype, window_dtype):
-    """C33: x, weight and window in every dtype; the window holds the inputs, rounded to its own dtype"""
+    """x, weight and window in every dtype; the window holds the inputs, rounded to its own dtype"""
     x, (weight, bias) = signal(2, 24, 6, device, dtype=dtype), weights(24, 4, device, weight_dtype)
     before = normal(2, 24, 3, seed=4, dtype=window_dtype, device=device)
     expected, last = oracle.causal_conv1d(x, weight, bias, "silu", before)
@@ -104,7 +104,7 @@ def test_agrees_with_torch(kernel, device, with_bias, activation):
 @pytest.mark.parametrize("W", WIDTHS)
 @channels_last
 def test_layouts_and_odd_slices(kernel, device, channels_last, W):
-    """C30: C = 8k + 1, T odd, slices that start at an odd column; bitwise equal to contiguous inputs"""
+    """C = 8k + 1, T odd, slices that start at an odd column; bitwise equal to contiguous inputs"""
     C, T = 41, 37
     wide = signal(2, C + 7, T + 6, device, channels_last)
     x = wide[:, 3 : 3 + C, 5 : 5 + T]
@@ -133,7 +133,7 @@ def test_out_keeps_the_layout_of_x(kernel, device, channels_last):
 @pytest.mark.parametrize("W", WIDTHS)
 @channels_last
 def test_documents_do_not_leak(kernel, device, channels_last, W):
-    """C30, C56: seq_idx in both layouts equals separate calls; a negative document is padding"""
+    """seq_idx in both layouts equals separate calls; a negative document is padding"""
     lengths = (7, 64, 1, 30)
     x, (weight, bias) = signal(2, 33, 104, device, channels_last), weights(33, W, device)
     documents = torch.repeat_interleave(torch.tensor([4, 2, 9, 1]), torch.tensor(lengths))
@@ -158,7 +158,7 @@ def test_documents_do_not_leak(kernel, device, channels_last, W):
 @pytest.mark.parametrize("with_state", (True, False), ids=("window", "fresh"))
 @pytest.mark.parametrize("W", WIDTHS)
 def test_packed_sequences(kernel, device, W, with_state, index_dtype):
-    """C55, C56: cu_seqlens equals separate calls bitwise, and the window holds the last real inputs"""
+    """cu_seqlens equals separate calls bitwise, and the window holds the last real inputs"""
     lengths, C = (1, 2, 0, 7, 64, 30), 33
     total = sum(lengths)
     x, (weight, bias) = normal(total + 3, C, device=device), weights(C, W, device)
@@ -204,7 +204,7 @@ def test_any_split_of_the_tokens(kernel, device, W, dtype):
 
 
 def test_read_only_window(kernel, device):
-    """C59: write_state=False leaves the window as it was; the output is that of the writing call"""
+    """write_state=False leaves the window as it was; the output is that of the writing call"""
     x, (weight, bias) = signal(2, 40, 5, device), weights(40, 4, device)
     window = normal(2, 40, 3, seed=4, device=device)
     before = window.clone()
@@ -217,7 +217,6 @@ def test_read_only_window(kernel, device):
 @channels_last
 @pytest.mark.parametrize("at", (0, 3, 15, 64, 100))
 def test_causality(kernel, device, at, channels_last):
-    """C53"""
     x, (weight, bias) = signal(1, 32, 150, device, channels_last), weights(32, 4, device)
     changed = x.clone()
     changed[..., at] += 1
@@ -228,7 +227,7 @@ def test_causality(kernel, device, at, channels_last):
 
 
 def test_nan_stays_where_it_is(kernel, device):
-    """C51: one row, one channel, W tokens; and not past the end of a sequence"""
+    """one row, one channel, W tokens; and not past the end of a sequence"""
     x, (weight, bias) = signal(3, 32, 70, device), weights(32, 4, device)
     clean = kernel.causal_conv1d(x, weight, bias, "silu")
     poisoned = x.clone()
@@ -249,7 +248,7 @@ def test_nan_stays_where_it_is(kernel, device):
 
 
 def test_strided_view_of_a_projection(kernel, device):
-    """C28, C29 (forward): x as the transposed split of a packed projection, NaN between"""
+    """x as the transposed split of a packed projection, NaN between"""
     wide = torch.full((2, 33, 100), NAN, device=device)
     wide[..., 7:71] = normal(2, 33, 64)
     x, (weight, bias) = wide[..., 7:71].transpose(1, 2), weights(64, 4, device)

@@ -40,7 +40,7 @@ def test_window_is_that_of_the_accepted_tokens(kernel, device, W, extra, channel
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: f"x_{short(dtype)}")
 @pytest.mark.parametrize("C", (1, 7, 264, 2048))
 def test_dtypes_and_channel_counts(kernel, device, C, dtype, window_dtype):
-    """C23, C33: rounded to the window's dtype, old columns bit for bit; slots and ragged rows"""
+    """rounded to the window's dtype, old columns bit for bit; slots and ragged rows"""
     total = 13
     x, pool = normal(total, C, dtype=dtype, device=device), normal(6, C, 3, seed=1, dtype=window_dtype, device=device)
     before = pool.clone()

@@ -397,7 +397,7 @@ def test_the_valid_call_works(kernel, device, arguments):
     "number", range(len(CASES)), ids=lambda n: f"{CASES[n][0]}-{CASES[n][2][0]}-{CASES[n][3].__name__}"
 )
 def test_fault_raises(kernel, device, number):
-    """C6, C13, C33, C34: one argument of a valid call made wrong"""
+    """one argument of a valid call made wrong"""
     op, build, names, fault = CASES[number]
     arguments = build(device)
     bad = fault(arguments.get(names[0]))
@@ -431,7 +431,7 @@ TENSORS = [
 @pytest.mark.cuda_only
 @pytest.mark.parametrize("op, name", TENSORS, ids="-".join)
 def test_tensors_on_two_devices_raise(kernel, device, op, name):
-    """C6, C13, C34, C35: one argument on the other device, in either direction"""
+    """one argument on the other device, in either direction"""
     for mine, other in ((device, "cpu"), ("cpu", device)):
         arguments = ARGUMENTS[op](mine)
         arguments[name] = arguments[name].to(other)
@@ -440,7 +440,7 @@ def test_tensors_on_two_devices_raise(kernel, device, op, name):
 
 @pytest.mark.parametrize("op, name", FLOATS, ids="-".join)
 def test_no_gradient_is_lost_silently(kernel, device, op, name):
-    """C69: under grad mode an input that requires grad raises; without grad mode it is an ordinary tensor"""
+    """under grad mode an input that requires grad raises; without grad mode it is an ordinary tensor"""
     arguments = ARGUMENTS[op](device)
     arguments[name].requires_grad_()
     check_raises(kernel, op, [name], arguments)
@@ -451,7 +451,7 @@ def test_no_gradient_is_lost_silently(kernel, device, op, name):
 
 
 def test_missing_gate_hides_no_gradient(kernel, device):
-    """C69: g=None, and g without grad beside a q with it"""
+    """g=None, and g without grad beside a q with it"""
     arguments = functional_arguments(device)
     for g in (None, arguments["g"]):
         faulty = {**arguments, "g": g, "q": arguments["q"].clone().requires_grad_()}
@@ -460,7 +460,6 @@ def test_missing_gate_hides_no_gradient(kernel, device):
 
 @pytest.mark.parametrize("Hk, Hv", ((5, 12), (4, 1), (3, 4)))
 def test_head_ratio_raises(kernel, device, Hk, Hv):
-    """C24"""
     shape = Shape(Hk, Hv, 16, 24)
     x, state = rule_inputs(1, 3, shape, device=device), rule_state(1, shape, device=device)
     check_raises(kernel, "gated_delta_rule", ["v", "q", "Hv"], {**x._asdict(), "state": state})
@@ -471,7 +470,7 @@ def test_head_ratio_raises(kernel, device, Hk, Hv):
 
 
 def test_missing_state_raises(kernel, device):
-    """C47, C76: the state of the in-place op is not optional"""
+    """the state of the in-place op is not optional"""
     check_raises(kernel, "gated_delta_rule", ["state"], {**rule_arguments(device), "state": None})
     check_raises(kernel, "causal_conv1d_update", ["conv_state"], {**conv_arguments(device), "conv_state": None})
 

@@ -43,7 +43,7 @@ def test_gates_agree_with_transformers(kernel, device):
 
 
 def test_doubled_beta_is_exact(kernel, device):
-    """C42: allow_neg_eigval doubles the sigmoid exactly"""
+    """allow_neg_eigval doubles the sigmoid exactly"""
     a, heads = normal(2, 70, 6, device=device), normal(6, device=device)
     single, double = (kernel.gated_delta_gates(a, a, heads, heads, allow_neg_eigval=flag) for flag in (False, True))
     assert_same(double[0], single[0], "g")
@@ -51,7 +51,7 @@ def test_doubled_beta_is_exact(kernel, device):
 
 
 def test_gates_at_the_edges(kernel, device):
-    """C40: a huge rate behind a closed gate; A_log = -inf; a = 1e4"""
+    """a huge rate behind a closed gate; A_log = -inf; a = 1e4"""
     one = torch.ones(1, 1, 1, device=device)
 
     def g(a, A_log, dt_bias=0.0):
@@ -85,7 +85,7 @@ def test_beta_at_the_edges(kernel, device):
 
 @pytest.mark.parametrize("value", (1.5, 12.0, 20.0))
 def test_fp16_rates_are_widened_before_exp(kernel, device, value):
-    """C40: exp(12) and exp(20) overflow fp16"""
+    """exp(12) and exp(20) overflow fp16"""
     a = torch.full((1, 1, 1), 0.25, device=device)
     g, _ = kernel.gated_delta_gates(
         a, a, per_head(value, dtype=torch.float16, device=device), per_head(0.0, device=device)
@@ -95,7 +95,6 @@ def test_fp16_rates_are_widened_before_exp(kernel, device, value):
 
 @pytest.mark.parametrize("which", ("a", "b", "A_log", "dt_bias"))
 def test_nan_in_the_gates_stays_in_its_head(kernel, device, which):
-    """C40"""
     parts = {
         "a": normal(2, 9, 6),
         "b": normal(2, 9, 6, seed=1),
@@ -167,7 +166,7 @@ def test_norm_agrees_with_transformers(kernel, device, dtype, bound):
 
 
 def test_norm_of_zeros_and_large_numbers(kernel, device):
-    """eps keeps zeros finite; an fp32 o far outside fp16's range comes out of the norm in range (C43)"""
+    """eps keeps zeros finite; an fp32 o far outside fp16's range comes out of the norm in range"""
     z, weight = normal(1, 1, 2, 64, device=device), normal(64, device=device)
     zero = kernel.rms_norm_gated(torch.zeros(1, 1, 2, 64, device=device), z, weight, 1e-6)
     assert bool((zero == 0).all())

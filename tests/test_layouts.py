@@ -59,7 +59,7 @@ def packed_projection(shape, dtype, device, offset=0):
 @pytest.mark.parametrize("shape", (Shape(2, 4, 32, 32), Shape(1, 2, 128, 128), Shape(1, 3, 24, 100)), ids=str)
 @pytest.mark.parametrize("mode", MODES)
 def test_views_into_a_packed_projection(kernel, device, mode, shape, dtype, offset):
-    """C28: at any alignment; rows that start at no multiple of 16 bytes are the recurrence's in every mode"""
+    """at any alignment; rows that start at no multiple of 16 bytes are the recurrence's in every mode"""
     x = packed_projection(shape, dtype, device, offset)
     assert not x.q.is_contiguous()
     compare(kernel, x, Inputs(*(part.contiguous() for part in x)), mode, expected_mode="recurrent")
@@ -67,7 +67,7 @@ def test_views_into_a_packed_projection(kernel, device, mode, shape, dtype, offs
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=short)
 def test_views_into_the_elementwise_ops(kernel, device, dtype):
-    """C28: a, b = split of [tokens, 2 Hv]; z = a slice of a wider row"""
+    """a, b = split of [tokens, 2 Hv]; z = a slice of a wider row"""
     a, b = normal(2, 9, 12, dtype=dtype, device=device).split(6, -1)
     A_log, dt_bias = normal(6, 2, device=device).unbind(-1)
     strided = kernel.gated_delta_gates(a, b, A_log, dt_bias)
@@ -82,7 +82,7 @@ def test_views_into_the_elementwise_ops(kernel, device, dtype):
 
 
 def test_stride_zero_inputs(kernel, device):
-    """C31: g, beta and v expanded"""
+    """g, beta and v expanded"""
     x = rule_inputs(2, 9, device=device)
     x = x._replace(g=x.g[:1, :1].expand(2, 9, 4), beta=x.beta[:1, :1].expand(2, 9, 4), v=x.v[:1].expand(2, 9, 4, 32))
     compare(kernel, x, Inputs(*(part.contiguous() for part in x)))
@@ -90,7 +90,7 @@ def test_stride_zero_inputs(kernel, device):
 
 @pytest.mark.parametrize("name", ("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"))
 def test_expanded_initial_state(kernel, device, name):
-    """C31: read only, so one state may serve all rows"""
+    """read only, so one state may serve all rows"""
     q, k, v, g, beta = rule_inputs(3, 9, device=device)
     state = rule_state(1, device=device).expand(3, 4, 32, 32)
     options = {"g": g, "beta": beta, "output_final_state": True}
@@ -102,7 +102,7 @@ def test_expanded_initial_state(kernel, device, name):
 
 
 def test_overlapping_written_tensors_raise(kernel, device):
-    """C31: an in-place state with stride 0 in the slot dimension; out and window likewise"""
+    """an in-place state with stride 0 in the slot dimension; out and window likewise"""
     x = rule_inputs(3, 2, device=device)
     state = rule_state(1, device=device)
     before = state.clone()
@@ -121,7 +121,7 @@ def test_overlapping_written_tensors_raise(kernel, device):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_reordered_and_overlapping_inputs(kernel, device, mode):
-    """C32: q.flip(1); q, k, v as overlapping windows of one tensor; tokens and heads transposed"""
+    """q.flip(1); q, k, v as overlapping windows of one tensor; tokens and heads transposed"""
     x = rule_inputs(2, 9, device=device)
     compare(kernel, x._replace(q=x.q.flip(1)), x._replace(q=x.q.flip(1).contiguous()), mode)
     line = normal(2 * 9 * 40 + 400, device=device)
@@ -143,7 +143,7 @@ def test_reordered_and_overlapping_inputs(kernel, device, mode):
 @pytest.mark.parametrize("state_dtype", DTYPES, ids=lambda dtype: f"state_{short(dtype)}")
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: f"qkv_{short(dtype)}")
 def test_dtype_combinations(kernel, device, dtype, state_dtype, out_dtype, gates):
-    """C33: q/k/v as a group, gates, state and out, each in every dtype"""
+    """q/k/v as a group, gates, state and out, each in every dtype"""
     x = rule_inputs(1, 12, dtype=dtype)
     x = x._replace(g=x.g.to(gates), beta=x.beta.to(gates))
     state = rule_state(1, dtype=state_dtype)
@@ -156,7 +156,7 @@ def test_dtype_combinations(kernel, device, dtype, state_dtype, out_dtype, gates
 
 @pytest.mark.parametrize("k, v", [pair for pair in itertools.product(DTYPES, DTYPES) if pair != (DTYPES[1],) * 2])
 def test_mixed_dtypes_are_never_misread(kernel, device, k, v):
-    """C33: q bf16 with k or v of another dtype is right or raises"""
+    """q bf16 with k or v of another dtype is right or raises"""
     x = rule_inputs(1, 12)
     x = x._replace(q=x.q.bfloat16(), k=x.k.to(k), v=x.v.to(v))
     state = rule_state(1)
@@ -173,7 +173,7 @@ def test_mixed_dtypes_are_never_misread(kernel, device, k, v):
 @pytest.mark.parametrize("offsets", ([3, 8, 12], [0, 8, 9], [0, 12], [12, 12], [4]), ids=str)
 @pytest.mark.parametrize("mode", MODES)
 def test_legal_offsets(kernel, device, mode, offsets, index_dtype):
-    """C34: int32, int64, strided; a first offset above 0 and a last below the total leave zeros outside"""
+    """int32, int64, strided; a first offset above 0 and a last below the total leave zeros outside"""
     x = rule_inputs(1, 12)
     state = rule_state(len(offsets) - 1)
     expected = oracle.gated_delta_rule_pooled(*x, state, cu_seqlens=torch.tensor(offsets), **NORM)
@@ -192,7 +192,7 @@ BAD_OFFSETS = ([-1, 5, 12], [0, 8, 5], [0, 5, 13], [0, 2**31 - 1, 12], [-(2**31)
 
 @pytest.mark.parametrize("offsets", BAD_OFFSETS, ids=str)
 def test_bad_offset_values(kernel, device, offsets):
-    """C34: raise on the CPU; on CUDA they never lead outside the tensors and a negative length counts as empty"""
+    """raise on the CPU; on CUDA they never lead outside the tensors and a negative length counts as empty"""
     x, state = rule_inputs(1, 12, device=device), rule_state(2, device=device)
     signal, weight, window = normal(12, 8, device=device), normal(8, 4, device=device), normal(2, 8, 3, device=device)
     cu_seqlens = torch.tensor(offsets, device=device)
@@ -224,7 +224,7 @@ def test_bad_offset_values(kernel, device, offsets):
 
 @pytest.mark.parametrize("scale", (2, True, 0.5, torch.tensor(0.5), "0.5"), ids=repr)
 def test_forms_of_scale(kernel, device, scale):
-    """C34: a number or a 0-d tensor is right or raises; a string raises"""
+    """a number or a 0-d tensor is right or raises; a string raises"""
     x, state = rule_inputs(1, 4), rule_state(1)
     mine = state.to(device, copy=True)
     if isinstance(scale, str):
@@ -242,7 +242,7 @@ def test_forms_of_scale(kernel, device, scale):
 
 @pytest.mark.two_gpus
 def test_second_gpu(kernel, device):
-    """C35: all tensors on cuda:1 while cuda:0 is current"""
+    """all tensors on cuda:1 while cuda:0 is current"""
     x, state = rule_inputs(2, 5), rule_state(2)
     expected = oracle.gated_delta_rule(*x, state, **NORM)
     mine = state.to("cuda:1")
@@ -294,7 +294,7 @@ print("right on", state.device)
 
 
 def test_no_gpu(kernel, monkeypatch):
-    """C36: a fresh process that sees no GPU imports, runs every op, and never wakes the driver"""
+    """a fresh process that sees no GPU imports, runs every op, and never wakes the driver"""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     command = [sys.executable, "-W", "ignore", "-c", WITHOUT_GPU]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
@@ -304,7 +304,7 @@ def test_no_gpu(kernel, monkeypatch):
 
 @pytest.mark.parametrize("context", ("inference_mode", "no_grad", "deterministic", "autocast"))
 def test_execution_contexts(kernel, device, context):
-    """C37: same values and dtypes; under autocast the dtypes of the inputs given. Inference tensors serve as state"""
+    """same values and dtypes; under autocast the dtypes of the inputs given. Inference tensors serve as state"""
     x, fresh = rule_inputs(2, 9, device=device), rule_state(2, device=device)
     signal, weight, window = normal(2, 8, 5, device=device), normal(8, 4, device=device), normal(2, 8, 3, device=device)
 
@@ -361,7 +361,7 @@ OPTIONAL = ("g", "beta", "scale", "slots", "out_slots", "cu_seqlens", "has_initi
     ids=lambda g: "".join("01"[i] for i in g),
 )
 def test_optional_arguments_of_the_rule(kernel, device, given):
-    """C76: each optional argument None or given, in combination (every third of the 256)"""
+    """each optional argument None or given, in combination (every third of the 256)"""
     use = dict(zip(OPTIONAL, given))
     x = rule_inputs(1, 12) if use["cu_seqlens"] else rule_inputs(3, 4)
     x = x._replace(g=x.g if use["g"] else None, beta=x.beta if use["beta"] else None)
@@ -394,7 +394,7 @@ CONV_OPTIONAL = ("bias", "activation", "conv_state", "slots", "has_initial_state
     ids=lambda g: "".join("01"[i] for i in g),
 )
 def test_optional_arguments_of_the_conv(kernel, device, given):
-    """C76: slots or has_initial_state without a conv_state raises"""
+    """slots or has_initial_state without a conv_state raises"""
     use = dict(zip(CONV_OPTIONAL, given))
     x, weight, bias, pool = (
         normal(3, 8, 5),
@@ -434,7 +434,7 @@ def test_optional_arguments_of_the_conv(kernel, device, given):
 
 
 def test_loading_twice(kernel, device):
-    """C77: the same build under a second module name: no clash, equal results"""
+    """the same build under a second module name: no clash, equal results"""
     name = "a_second_copy_of_gated_deltanet"
     spec = importlib.util.spec_from_file_location(
         name, kernel.__file__, submodule_search_locations=[str(Path(kernel.__file__).parent)]

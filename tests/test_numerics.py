@@ -34,7 +34,7 @@ each_mode = pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("beta, answer", ((1.0, 1.0), (0.5, 0.75)))
 @each_mode
 def test_decay_comes_before_the_error(kernel, device, mode, beta, answer, dim):
-    """C38: S = 1, g = ln 0.5, k = v = q = 1; by hand"""
+    """S = 1, g = ln 0.5, k = v = q = 1; by hand"""
 
     def one(*shape, value=1.0):
         tensor = torch.zeros(*shape, device=device)
@@ -65,7 +65,7 @@ GATES = {
 @pytest.mark.parametrize("regime", GATES)
 @each_mode
 def test_gate_regimes(kernel, device, mode, regime):
-    """C39: T = 200 with an initial state"""
+    """T = 200 with an initial state"""
     x = rule_inputs(1, 200)
     x = x._replace(g=GATES[regime](x.g))
     state = rule_state(1)
@@ -78,7 +78,7 @@ def test_gate_regimes(kernel, device, mode, regime):
 
 @each_mode
 def test_infinite_decay_clears_the_state_exactly(kernel, device, mode):
-    """C39: g = -inf and beta = 0 leave exactly nothing"""
+    """g = -inf and beta = 0 leave exactly nothing"""
     x = rule_inputs(1, 1, device=device)
     x = x._replace(g=torch.full_like(x.g, -math.inf), beta=torch.zeros_like(x.beta))
     state = rule_state(1, device=device)
@@ -97,7 +97,7 @@ def test_strong_decay_shrinks_by_nine_orders(kernel, device):
 
 
 def test_growth_is_followed(kernel, device):
-    """C41: g = +0.01 over 64 tokens"""
+    """g = +0.01 over 64 tokens"""
     x = rule_inputs(1, 64)
     x = x._replace(g=torch.full_like(x.g, 0.01))
     state = rule_state(1)
@@ -109,7 +109,7 @@ def test_growth_is_followed(kernel, device):
 
 
 def test_outside_the_contraction_region(kernel, device):
-    """C41: beta |k|^2 > 2, g = 0: diverges as the oracle and the reference do, to five figures"""
+    """beta |k|^2 > 2, g = 0: diverges as the oracle and the reference do, to five figures"""
     x = rule_inputs(1, 64, Shape(2, 2, 32, 32))
     keys = oracle.l2norm(x.k + 2 * x.k[:, :1]) * 1.7  # they share a direction, or the growth is lost in the other 31
     x = x._replace(k=keys, g=torch.zeros_like(x.g), beta=torch.full_like(x.beta, 0.99))
@@ -128,7 +128,7 @@ def test_outside_the_contraction_region(kernel, device):
 
 @each_mode
 def test_beta_up_to_two(kernel, device, mode):
-    """C42: beta in (1, 2), T = 4096; and beta = 2, g = 0 with one key in all of T = 256"""
+    """beta in (1, 2), T = 4096; and beta = 2, g = 0 with one key in all of T = 256"""
     x = rule_inputs(1, 4096, Shape(1, 2, 32, 32))
     x = x._replace(beta=1 + x.beta)
     state = rule_state(1, Shape(1, 2, 32, 32))
@@ -149,7 +149,7 @@ def test_beta_up_to_two(kernel, device, mode):
 @pytest.mark.parametrize("tokens", (1, 70))
 @each_mode
 def test_output_beyond_the_fp16_range(kernel, device, mode, tokens):
-    """C43: an fp32 out is finite and right, an fp16 out is inf where it must be, never NaN"""
+    """an fp32 out is finite and right, an fp16 out is inf where it must be, never NaN"""
     x = rule_inputs(1, tokens, dtype=torch.float16)
     x = x._replace(g=x.g / 64)
     state = rule_state(1) * 1e6
@@ -167,7 +167,7 @@ def test_output_beyond_the_fp16_range(kernel, device, mode, tokens):
 
 @each_mode
 def test_large_state_element(kernel, device, mode):
-    """C43: an fp32 state with an element 65536 under fp16 tokens"""
+    """an fp32 state with an element 65536 under fp16 tokens"""
     x = rule_inputs(1, 70, dtype=torch.float16)
     state = rule_state(1)
     state[0, 1, 3, 5] = 65536.0
@@ -179,7 +179,7 @@ def test_large_state_element(kernel, device, mode):
 
 
 def test_beta_stays_in_fp32(kernel, device):
-    """C44: b = 0.5 in bf16, 1000 decode steps of bf16 activations through gates and rule"""
+    """b = 0.5 in bf16, 1000 decode steps of bf16 activations through gates and rule"""
     steps = 1000
     x = rule_inputs(1, steps, dtype=torch.bfloat16, device=device)
     b = torch.full((1, steps, 4), 0.5, dtype=torch.bfloat16, device=device)
@@ -200,7 +200,7 @@ def test_beta_stays_in_fp32(kernel, device):
 
 @pytest.mark.parametrize("window_dtype", (torch.bfloat16, torch.float32), ids=short)
 def test_fp32_state_with_bf16_activations(kernel, device, window_dtype):
-    """C46: 2000 decode steps; state and window keep their own dtypes, nothing is rounded to bf16 between steps"""
+    """2000 decode steps; state and window keep their own dtypes, nothing is rounded to bf16 between steps"""
     steps = 2000
     x = rule_inputs(1, steps, Shape(1, 1, 32, 32), dtype=torch.bfloat16)
     x = x._replace(g=x.g / 100)
@@ -218,7 +218,7 @@ def test_fp32_state_with_bf16_activations(kernel, device, window_dtype):
 
 @pytest.mark.parametrize("name", ("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"))
 def test_missing_gates(kernel, device, name):
-    """C47: g = None is g = 0, beta = None is ones; the state is updated"""
+    """g = None is g = 0, beta = None is ones; the state is updated"""
     x = rule_inputs(2, 20, device=device)
     state = rule_state(2, device=device)
     zero, one = torch.zeros_like(x.g), torch.ones_like(x.beta)
@@ -236,7 +236,7 @@ def test_missing_gates(kernel, device, name):
 @pytest.mark.parametrize("which", ("k", "q"))
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=short)
 def test_l2norm_of_odd_vectors(kernel, device, dtype, which, size):
-    """C48: x * rsqrt(sum + 1e-6), zero gives zero; a sum that overflows fp32 gives a zero vector, documented"""
+    """x * rsqrt(sum + 1e-6), zero gives zero; a sum that overflows fp32 gives a zero vector, documented"""
     x = rule_inputs(1, 3, dtype=dtype)
     x = x._replace(**{which: (getattr(x, which).float() * size).to(dtype)})
     state = rule_state(1)
@@ -250,7 +250,7 @@ def test_l2norm_of_odd_vectors(kernel, device, dtype, which, size):
 
 @each_mode
 def test_grouped_heads(kernel, device, mode):
-    """C49: value head h uses key head h // 3, not h % 2; the interleaved map is a permutation of value heads"""
+    """value head h uses key head h // 3, not h % 2; the interleaved map is a permutation of value heads"""
     shape = Shape(2, 6, 32, 32)
     x, state = rule_inputs(1, 20, shape, device=device), rule_state(1, shape, device=device)
     grouped_state, repeated_state = state.clone(), state.clone()
@@ -269,7 +269,7 @@ def test_grouped_heads(kernel, device, mode):
 
 @pytest.mark.parametrize("tokens", (1, 3))
 def test_infinity_in_the_state(kernel, device, tokens):
-    """C50: non-finite exactly where the oracle is, of the same kind in the state; the rest is right"""
+    """non-finite exactly where the oracle is, of the same kind in the state; the rest is right"""
     x, state = rule_inputs(2, tokens), rule_state(2)
     state[1, 2, 7, 9] = math.inf
     expected_out, expected_state = oracle.gated_delta_rule(*x, state, **NORM)
@@ -287,7 +287,7 @@ def test_infinity_in_the_state(kernel, device, tokens):
 @pytest.mark.parametrize("which", Inputs._fields)
 @each_mode
 def test_nan_stays_where_it_is(kernel, device, mode, which):
-    """C51: 4 ragged sequences of 70; NaN in token 35 of row 1, in the head that value heads 2 and 3 (or 3) use"""
+    """4 ragged sequences of 70; NaN in token 35 of row 1, in the head that value heads 2 and 3 (or 3) use"""
     rows, tokens, at = 4, 70, 35
     x = rule_inputs(1, rows * tokens, device=device)
     offsets = torch.arange(0, rows * tokens + 1, tokens, device=device)
@@ -313,7 +313,7 @@ def test_nan_stays_where_it_is(kernel, device, mode, which):
 @pytest.mark.parametrize("tokens", (1, 5, 70))
 @each_mode
 def test_nan_past_the_end_has_no_effect(kernel, device, mode, tokens):
-    """C51: memory just past a sequence that ends inside a chunk, dense and ragged, and padding inside a row's stride"""
+    """memory just past a sequence that ends inside a chunk, dense and ragged, and padding inside a row's stride"""
     x = rule_inputs(1, 96, device=device)
     expected_state = rule_state(1, device=device)
     expected = kernel.gated_delta_rule(*x.tokens(0, tokens).map(torch.clone), expected_state, mode=mode, **NORM)
@@ -332,7 +332,7 @@ def test_nan_past_the_end_has_no_effect(kernel, device, mode, tokens):
 
 @pytest.mark.parametrize("g", (0.0, -1e-3))
 def test_long_decode_stays_bounded(kernel, device, g):
-    """C52: 200,000 tokens of unit keys and |v| <= 1"""
+    """200,000 tokens of unit keys and |v| <= 1"""
     tokens = 200_000
     shape = Shape(1, 1, 32, 32)
     x = rule_inputs(1, tokens, shape, device=device)
@@ -347,7 +347,7 @@ def test_long_decode_stays_bounded(kernel, device, g):
 @pytest.mark.parametrize("V", (32, 192))
 @each_mode
 def test_causality(kernel, device, mode, V, at):
-    """C53: changing token t leaves every output before it (chunk mode: before its 64-token piece) bitwise unchanged"""
+    """changing token t leaves every output before it (chunk mode: before its 64-token piece) bitwise unchanged"""
     shape = Shape(2, 4, 32, V)
     x, other = rule_inputs(1, 150, shape, device=device), rule_inputs(1, 150, shape, seed=7, device=device)
     changed = x.map(torch.clone)
@@ -364,7 +364,7 @@ def test_causality(kernel, device, mode, V, at):
 
 @each_mode
 def test_right_padded_batches(kernel, device, mode):
-    """C55: ragged over the real tokens, or dense with g = 0, beta = 0 in the padding: the state at the true length"""
+    """ragged over the real tokens, or dense with g = 0, beta = 0 in the padding: the state at the true length"""
     lengths = (8, 5, 1)
     x = rule_inputs(3, 8, device=device)
     fresh = rule_state(3, device=device)
@@ -387,7 +387,7 @@ def test_right_padded_batches(kernel, device, mode):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=short)
 def test_continuation_of_the_whole_chain(kernel, device, dtype):
-    """C57, C58 for the ops: convolution, gates, rule and norm over 20 tokens = 12 + 5 + single ones"""
+    """the ops: convolution, gates, rule and norm over 20 tokens = 12 + 5 + single ones"""
     Hk, Hv, K, V = SMALL
     C, T = 2 * Hk * K + Hv * V, 20
     mixed, z = normal(2, T, C, dtype=dtype, device=device), normal(2, T, Hv, V, seed=2, dtype=dtype, device=device)

@@ -110,7 +110,7 @@ def test_other_slots_are_untouched(kernel, device):
 
 @pytest.mark.large(gib=40)
 def test_pools_past_2_32_elements(kernel, device):
-    """C15: a slot that starts past 2^32 elements"""
+    """a slot that starts past 2^32 elements"""
     wide = torch.empty(4097, 2**20, dtype=torch.bfloat16, device=device)
     pool = wide[:, :2048].unflatten(1, (2, 32, 32))
     pool[0], pool[1] = 0.5, rule_state(1, Shape(1, 2, 32, 32), device=device)[0]

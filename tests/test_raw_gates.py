@@ -109,7 +109,7 @@ def test_a_split_keeps_the_bits(kernel, device):
 
 @pytest.mark.parametrize("call", ("recurrent", "chunk", "high"))
 def test_gates_at_the_edges(kernel, device, call):
-    """C40: a rate that overflows behind a closed gate, no decay at all, a huge a; a NaN stays in its head"""
+    """a rate that overflows behind a closed gate, no decay at all, a huge a; a NaN stays in its head"""
     shape = Shape(1, 4, 128, 128)
     x, state = raw_inputs(1, 70, shape, device), rule_state(1, shape, device=device)
     A_log = torch.tensor([100.0, -math.inf, 0.0, 0.0], device=device)

@@ -181,7 +181,7 @@ def test_attention_pieces_match_the_oracle(reference, device, zero_centered):
 
 
 def test_gradients_of_the_rule(reference):
-    """C69: the differentiable stand-in: gradients through q, k, v, g, beta and initial_state, checked numerically"""
+    """the differentiable stand-in: gradients through q, k, v, g, beta and initial_state, checked numerically"""
     shape = Shape(1, 2, 3, 2)
     x = rule_inputs(1, 4, shape).map(lambda part: part.double().requires_grad_())
     state = rule_state(1, shape).double().requires_grad_()
@@ -194,7 +194,6 @@ def test_gradients_of_the_rule(reference):
 
 
 def test_gradients_of_the_rest(reference):
-    """C69"""
     inputs = [normal(*size, seed=n).double().requires_grad_() for n, size in enumerate(((1, 3, 5), (3, 4), (3,)))]
     assert torch.autograd.gradcheck(lambda x, weight, bias: reference.causal_conv1d(x, weight, bias, "silu"), inputs)
     inputs = [normal(*size, seed=n).double().requires_grad_() for n, size in enumerate(((2, 4), (2, 4), (4,)))]

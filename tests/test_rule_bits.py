@@ -131,7 +131,7 @@ def test_any_split_of_the_tokens(kernel, device, shape, dtype, use_qk_l2norm, la
 
 @pytest.mark.parametrize("first", (512, 500))
 def test_long_split(kernel, device, first):
-    """C26: 512 + 512 and 500 + 524 with carried state against 1024 in one call"""
+    """512 + 512 and 500 + 524 with carried state against 1024 in one call"""
     x = rule_inputs(1, 1024, device=device)
     whole_state, state = rule_state(1, device=device), rule_state(1, device=device)
     whole = run(kernel, x, whole_state)
@@ -166,7 +166,7 @@ def test_row_does_not_see_the_size_of_the_batch(kernel, device):
 @pytest.mark.parametrize("index_dtype", (torch.int32, torch.int64), ids=short)
 @pytest.mark.parametrize("dtype", DTYPES, ids=short)
 def test_dense_is_ragged(kernel, device, dtype, index_dtype):
-    """C56: sequences packed by cu_seqlens equal separate calls"""
+    """sequences packed by cu_seqlens equal separate calls"""
     lengths = (7, 64, 30)
     x = rule_inputs(1, sum(lengths), dtype=dtype, device=device)
     fresh = rule_state(3, device=device)
@@ -275,7 +275,7 @@ def test_whole_layer_is_its_groups(kernel, device, batch):
 
 @pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16), ids=short)
 def test_16_bit_inputs_are_widened_exactly(kernel, device, dtype):
-    """C33: the state of 16-bit q, k, v equals that of the same numbers in fp32; the output is that one, rounded"""
+    """the state of 16-bit q, k, v equals that of the same numbers in fp32; the output is that one, rounded"""
     x = rule_inputs(2, 33, dtype=dtype, device=device)
     wide = Inputs(*(part.float() for part in x))
     fresh = rule_state(2, device=device)

@@ -43,7 +43,6 @@ def decode_far_slot(kernel, device, pool, slot, shape):
 @pytest.mark.parametrize("slot_stride", (524288, 540672))
 @pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float32), ids=short)
 def test_pool_offset_past_2_31_elements(kernel, device, dtype, slot_stride):
-    """C14"""
     shape, slots = Shape(16, 32, 128, 128), 4200
     storage = torch.empty(slots, slot_stride, dtype=dtype, device=device)
     pool = storage[:, : 32 * 128 * 128].unflatten(1, (32, 128, 128))
@@ -52,7 +51,7 @@ def test_pool_offset_past_2_31_elements(kernel, device, dtype, slot_stride):
 
 @pytest.mark.large(gib=12)
 def test_pool_offset_past_2_32_elements(kernel, device):
-    """C15: the slot starts exactly 2**32 elements in"""
+    """the slot starts exactly 2**32 elements in"""
     shape = Shape(1, 1, 32, 32)
     storage = torch.empty(2**32 + 2**20, dtype=torch.bfloat16, device=device)
     pool = storage.as_strided((4097, 1, 32, 32), (2**20, 1024, 32, 1))
@@ -62,7 +61,7 @@ def test_pool_offset_past_2_32_elements(kernel, device):
 @pytest.mark.large(gib=30)
 @pytest.mark.parametrize("tokens", (17476, 17477))
 def test_token_offset_past_2_31_elements(kernel, device, tokens):
-    """C16: 16 rows just below and just above 2**31 elements; the last row equals the row alone"""
+    """16 rows just below and just above 2**31 elements; the last row equals the row alone"""
     B, H, D = 16, 60, 128
     q, k, v = (torch.empty(B, tokens, H, D, dtype=torch.bfloat16, device=device).normal_() for _ in range(3))
     g, beta = (torch.rand(B, tokens, H, device=device).neg_(), torch.rand(B, tokens, H, device=device))
@@ -76,7 +75,7 @@ def test_token_offset_past_2_31_elements(kernel, device, tokens):
 
 @pytest.mark.large(gib=30)
 def test_one_sequence_past_2_31_elements(kernel, device):
-    """C16: 524,289 tokens at once equal two halves with carried state"""
+    """524,289 tokens at once equal two halves with carried state"""
     T, H, D = 524289, 32, 128
     q, k, v = (torch.empty(1, T, H, D, dtype=torch.bfloat16, device=device).normal_() for _ in range(3))
     g, beta = torch.rand(1, T, H, device=device).neg_(), torch.rand(1, T, H, device=device)
@@ -92,7 +91,7 @@ def test_one_sequence_past_2_31_elements(kernel, device):
 @pytest.mark.large(gib=12)
 @pytest.mark.parametrize("channels_last", (False, True), ids=("BCT", "BTC"))
 def test_conv_offset_past_2_31_elements(kernel, device, channels_last):
-    """C17: the last tokens equal a run on a small copy of them"""
+    """the last tokens equal a run on a small copy of them"""
     C, T = 10240, 210000
     x = torch.empty(1, T, C, dtype=torch.bfloat16, device=device).normal_()
     x = x.transpose(1, 2) if channels_last else x.view(1, C, T)
@@ -107,7 +106,7 @@ def test_conv_offset_past_2_31_elements(kernel, device, channels_last):
 
 @pytest.mark.large(gib=12)
 def test_conv_batch_stride_past_2_31_elements(kernel, device):
-    """C17: two rows cut out of a larger tensor"""
+    """two rows cut out of a larger tensor"""
     storage = torch.empty(2**31 + 2**20, dtype=torch.bfloat16, device=device)
     x = storage.as_strided((2, 64, 100), (2**31 + 64, 100, 1))
     x.copy_(normal(2, 64, 100))
@@ -117,7 +116,7 @@ def test_conv_batch_stride_past_2_31_elements(kernel, device):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_more_than_65535_sequence_heads(kernel, device, mode):
-    """C18: 2,050 ragged sequences of 32 heads (16 tokens each on CUDA, 2 on the CPU)"""
+    """2,050 ragged sequences of 32 heads (16 tokens each on CUDA, 2 on the CPU)"""
     N, tokens, shape = 2050, 16 if device == "cuda" else 2, Shape(16, 32, 32, 32)
     x = rule_inputs(1, N * tokens, shape, device=device)
     state = torch.zeros(N, 32, 32, 32, device=device)
@@ -138,7 +137,7 @@ def test_more_than_65535_sequence_heads(kernel, device, mode):
 
 
 def test_decode_of_more_than_65535_row_heads(kernel, device):
-    """C18: 2,100 rows of 32 heads"""
+    """2,100 rows of 32 heads"""
     shape = Shape(16, 32, 32, 32)
     x = rule_inputs(2100, 1, shape, device=device)
     state = rule_state(2100, shape, device=device)
@@ -153,7 +152,7 @@ def test_decode_of_more_than_65535_row_heads(kernel, device):
 
 
 def test_conv_of_70000_sequences(kernel, device):
-    """C18: one token each, C = 8"""
+    """one token each, C = 8"""
     N = 70000
     x, weight = normal(N, 8, device=device), normal(8, 4, seed=2, device=device)
     window = normal(N, 8, 3, seed=3, device=device)
@@ -175,7 +174,7 @@ OFFSETS = ([0, 5, 5, 5, 12, 12], [0, 0, 7, 12], [0, 7, 12, 12], [0, 0, 0], [0, 5
 @pytest.mark.parametrize("offsets", OFFSETS, ids=str)
 @pytest.mark.parametrize("mode", MODES)
 def test_empty_sequences(kernel, device, mode, offsets, has_state):
-    """C19: an empty sequence keeps its state; without one it has zero"""
+    """an empty sequence keeps its state; without one it has zero"""
     x = rule_inputs(1, 12)
     N = len(offsets) - 1
     state = rule_state(N)
@@ -201,7 +200,6 @@ def test_empty_sequences(kernel, device, mode, offsets, has_state):
 
 @pytest.mark.parametrize("offsets", OFFSETS, ids=str)
 def test_empty_sequences_in_the_conv(kernel, device, offsets):
-    """C19"""
     N = len(offsets) - 1
     x, weight, window = normal(12, 24), normal(24, 4, seed=2), normal(N, 24, 3, seed=3)
     mine = window.to(device, copy=True)
@@ -219,7 +217,7 @@ def test_empty_sequences_in_the_conv(kernel, device, offsets):
     "batch, tokens, ragged", ((1, 0, False), (3, 0, False), (0, 5, False), (0, 0, False), (1, 0, True))
 )
 def test_no_tokens_at_all(kernel, device, batch, tokens, ragged):
-    """C20: cu_seqlens [0] names no sequence"""
+    """cu_seqlens [0] names no sequence"""
     x = rule_inputs(batch, tokens, dtype=torch.bfloat16, device=device)
     options = {"cu_seqlens": torch.tensor([0], device=device)} if ragged else {}
     N = 0 if ragged else batch
@@ -241,7 +239,6 @@ def test_no_tokens_at_all(kernel, device, batch, tokens, ragged):
 
 
 def test_elementwise_ops_without_tokens(kernel, device):
-    """C20"""
     for batch, tokens in ((1, 0), (0, 3)):
         a, x = normal(batch, tokens, 6, device=device), normal(batch, tokens, 6, 32, device=device)
         g, beta = kernel.gated_delta_gates(a, a, normal(6, device=device), normal(6, device=device))
@@ -252,7 +249,7 @@ def test_elementwise_ops_without_tokens(kernel, device):
 @pytest.mark.parametrize("V", HEAD_DIMS)
 @pytest.mark.parametrize("K", HEAD_DIMS)
 def test_head_dims(kernel, device, K, V):
-    """C21: every pair; C22: out and state between guards"""
+    """every pair; out and state between guards"""
     shape = Shape(1, 2, K, V)
     x = rule_inputs(1, 70, shape)
     state = rule_state(1, shape)
@@ -269,7 +266,7 @@ def test_head_dims(kernel, device, K, V):
 @pytest.mark.parametrize("layout", ("K-first", "V-first"))
 @pytest.mark.parametrize("K, V", ((31, 257 - 7), (5, 3), (100, 72), (48, 100), (256, 255), (2, 129)))
 def test_odd_head_dims(kernel, device, K, V, layout, dtype):
-    """C22: no multiple of a tile, with strided 16-bit inputs and either layout"""
+    """no multiple of a tile, with strided 16-bit inputs and either layout"""
     shape = Shape(1, 2, K, V)
     x = rule_inputs(2, 9, shape, dtype=dtype)
     state = rule_state(2, shape, layout=layout)
@@ -283,7 +280,7 @@ def test_odd_head_dims(kernel, device, K, V, layout, dtype):
 
 @pytest.mark.parametrize("K, V", ((257, 32), (32, 257), (512, 512)))
 def test_head_dims_past_256_raise(kernel, device, K, V):
-    """C21: the message states what is supported"""
+    """the message states what is supported"""
     shape = Shape(1, 1, K, V)
     with pytest.raises(RuntimeError, match="256"):
         kernel.gated_delta_rule(*rule_inputs(1, 1, shape, device=device), rule_state(1, shape, device=device))
@@ -291,7 +288,6 @@ def test_head_dims_past_256_raise(kernel, device, K, V):
 
 @pytest.mark.parametrize("Hk, Hv", ((3, 9), (1, 1), (1, 64)))
 def test_head_counts(kernel, device, Hk, Hv):
-    """C24"""
     shape = Shape(Hk, Hv, 32, 32)
     x, state = rule_inputs(2, 8, shape), rule_state(2, shape)
     expected = oracle.gated_delta_rule(*x, state, **NORM)
@@ -303,7 +299,7 @@ def test_head_counts(kernel, device, Hk, Hv):
 @pytest.mark.parametrize("size", ("small", "qwen"))
 @pytest.mark.parametrize("mode", MODES)
 def test_every_length(kernel, device, mode, size, gate):
-    """C25: T = 1..130, output and final state for each T (on the CPU Qwen's head dims with 6 of its 48 heads)"""
+    """T = 1..130, output and final state for each T (on the CPU Qwen's head dims with 6 of its 48 heads)"""
     shape = SMALL if size == "small" else QWEN if device == "cuda" else Shape(2, 6, 128, 128)
     x = rule_inputs(1, 130, shape)
     if gate == "constant":
@@ -323,7 +319,6 @@ def test_every_length(kernel, device, mode, size, gate):
 @pytest.mark.parametrize("tokens", (63, 64, 65, 127, 128, 129, 511, 512, 513, 1024))
 @pytest.mark.parametrize("mode", MODES)
 def test_block_boundaries(kernel, device, mode, tokens):
-    """C26"""
     x, state = rule_inputs(1, 1024).tokens(0, tokens), rule_state(1)
     expected = oracle.gated_delta_rule(*x, state, **NORM)
     mine = state.to(device, copy=True)
@@ -333,7 +328,7 @@ def test_block_boundaries(kernel, device, mode, tokens):
 @pytest.mark.parametrize("tokens", (32768, 131072))
 @pytest.mark.parametrize("mode", MODES)
 def test_long_sequence(kernel, device, mode, tokens):
-    """C27: no NaN, and the state equals that of two halves"""
+    """no NaN, and the state equals that of two halves"""
     x = rule_inputs(1, tokens, Shape(1, 2, 32, 32), dtype=torch.bfloat16, device=device)
     state, halves = (torch.zeros(1, 2, 32, 32, device=device) for _ in range(2))
     out = kernel.gated_delta_rule(*x, state, mode=mode, **NORM)

@@ -53,7 +53,6 @@ def check_rows(op, kernel, device, slots, num_slots, *, pool_dtype=torch.float32
 @pytest.mark.parametrize("index_dtype", INDEX_DTYPES, ids=short)
 @each_op
 def test_padding_rows_read_and_write_nothing(kernel, device, op, index_dtype, pool_dtype, padding):
-    """C1"""
     slots = torch.tensor([3, padding, 0, padding, 7, padding], dtype=index_dtype)
     check_rows(op, kernel, device, slots, 8, pool_dtype=pool_dtype)
 
@@ -62,7 +61,7 @@ def test_padding_rows_read_and_write_nothing(kernel, device, op, index_dtype, po
 @pytest.mark.parametrize("dtype", DTYPES, ids=short)
 @each_op
 def test_padding_rows_of_several_tokens(kernel, device, op, dtype, tokens):
-    """C1 with 16-bit inputs and more than one token a row"""
+    """with 16-bit inputs and more than one token a row"""
     check_rows(op, kernel, device, torch.tensor([3, -1, 0, 8, 7, -5]), 8, tokens=tokens, dtype=dtype)
 
 
@@ -75,7 +74,7 @@ def test_pool_of_no_slots_makes_every_row_padding(kernel, device, op):
 
 @each_op
 def test_padding_row_leaves_slot_zero_alone(kernel, device, op):
-    """C2: 100 repetitions, the live row is bitwise what it is alone"""
+    """100 repetitions, the live row is bitwise what it is alone"""
     inputs = move(op.inputs(3), device)
     fresh = op.pool(4).to(device, copy=True)
     alone = fresh.clone()
@@ -91,20 +90,19 @@ def test_padding_row_leaves_slot_zero_alone(kernel, device, op):
 
 @each_op
 def test_int64_slots_are_not_cut_to_32_bits(kernel, device, op):
-    """C2: the low halves of the last three are -1, 1 and 0"""
+    """the low halves of the last three are -1, 1 and 0"""
     check_rows(op, kernel, device, torch.tensor([1, 2**32 - 1, 2**32 + 1, -(2**32)]), 4)
 
 
 @each_op
 def test_slot_zero_is_an_ordinary_slot(kernel, device, op):
-    """C3"""
     check_rows(op, kernel, device, torch.tensor([0, 2]), 4)
     check_rows(op, kernel, device, torch.tensor([-1, 2]), 4)
 
 
 @each_op
 def test_output_has_no_uninitialised_rows(kernel, device, op):
-    """C4: padding rows, every buffer recycled from freed NaN"""
+    """padding rows, every buffer recycled from freed NaN"""
     inputs = move(op.inputs(6, 3), device)
     pool = op.pool(8).to(device, copy=True)
     slots = torch.tensor([3, -1, 0, 9, 7, -1], device=device)
@@ -118,7 +116,7 @@ def test_output_has_no_uninitialised_rows(kernel, device, op):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_tokens_of_no_sequence_are_zero(kernel, device, mode):
-    """C4: empty sequences, a padding row, and tokens after cu_seqlens[-1], which hold NaN"""
+    """empty sequences, a padding row, and tokens after cu_seqlens[-1], which hold NaN"""
     x = rule_inputs(1, 40, device=device)
     for part in x:
         part[:, 30:] = NAN
@@ -134,7 +132,6 @@ def test_tokens_of_no_sequence_are_zero(kernel, device, mode):
 
 
 def test_conv_tokens_of_no_sequence_are_zero(kernel, device):
-    """C4"""
     op = ConvOp("causal_conv1d")
     x = normal(40, op.C, device=device)
     x[30:] = NAN
@@ -148,7 +145,7 @@ def test_conv_tokens_of_no_sequence_are_zero(kernel, device):
 
 
 def test_elementwise_ops_fill_their_outputs(kernel, device):
-    """C4 for gates and norm"""
+    """of gates and norm"""
     a = normal(2, 5, 6, device=device)
     x = normal(2, 5, 6, 32, device=device)
     poison_allocator(device, a.nbytes, x.nbytes)
@@ -159,14 +156,13 @@ def test_elementwise_ops_fill_their_outputs(kernel, device):
 
 @each_op
 def test_more_rows_than_slots(kernel, device, op):
-    """C5"""
     check_rows(op, kernel, device, torch.tensor([0, -1, -1, 2, 9, -1, 4, -1]), 5)
 
 
 @pytest.mark.parametrize("index_dtype", INDEX_DTYPES, ids=short)
 @each_op
 def test_strided_slots(kernel, device, op, index_dtype):
-    """C6: every second element, and a column of a table; what lies between would be a live slot"""
+    """every second element, and a column of a table; what lies between would be a live slot"""
     slots = torch.tensor([3, -1, 0, 7], dtype=index_dtype)
     dense_out, dense_pool = check_rows(op, kernel, device, slots, 8)
     big = torch.full((8,), 5, dtype=index_dtype, device=device)
@@ -182,7 +178,7 @@ def test_strided_slots(kernel, device, op, index_dtype):
 
 @each_op
 def test_duplicate_live_slots_harm_no_other_slot(kernel, device, op):
-    """C7: a caller's error; what the slot holds is unspecified, the rest is not touched"""
+    """a caller's error; what the slot holds is unspecified, the rest is not touched"""
     pool = op.pool(4).to(device, copy=True)
     before = pool.clone()
     out = op.call(kernel, move(op.inputs(2), device), pool, torch.tensor([2, 2], device=device))
@@ -192,7 +188,6 @@ def test_duplicate_live_slots_harm_no_other_slot(kernel, device, op):
 
 @each_op
 def test_duplicate_padding_is_legal(kernel, device, op):
-    """C7"""
     pool = op.pool(4).to(device, copy=True)
     before = pool.clone()
     out = op.call(kernel, move(op.inputs(2), device), pool, torch.tensor([-1, -1], device=device))
@@ -203,7 +198,7 @@ def test_duplicate_padding_is_legal(kernel, device, op):
 @pytest.mark.parametrize("tokens", (1, 5, 64, 100))
 @pytest.mark.parametrize("op", [op for op in SLOT_OPS if op.has_flags], ids=name_of)
 def test_new_sequence_in_a_dirty_slot(kernel, device, op, tokens):
-    """C8: has_initial_state False does not read the slot, NaN or not"""
+    """has_initial_state False does not read the slot, NaN or not"""
     inputs = move(op.inputs(3, tokens), device)
     zeroed = torch.zeros_like(op.pool(5), device=device)
     dirty = torch.full_like(zeroed, NAN)
@@ -252,7 +247,7 @@ def test_out_slots_name_where_the_state_goes(kernel, device, mode):
 
 @pytest.mark.parametrize("pool_dtype", DTYPES, ids=short)
 def test_one_pool_for_prefill_and_decode(kernel, device, pool_dtype):
-    """C67: one tensor, both layouts, both modes, prefill then decode, other slots unchanged"""
+    """one tensor, both layouts, both modes, prefill then decode, other slots unchanged"""
     for layout in ("K-first", "V-first"):
         pool = rule_state(6, dtype=pool_dtype, layout=layout, device=device, slot_padding=16)
         expected = pool.cpu().clone()

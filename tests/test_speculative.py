@@ -52,7 +52,7 @@ def decodes(kernel, x, state, count):
 @pytest.mark.parametrize("state_dtype", DTYPES, ids=short)
 @pytest.mark.parametrize("dtype", DTYPES, ids=short)
 def test_verify_writes_no_state(kernel, device, dtype, state_dtype, length):
-    """C59: pool and window bitwise as before, outputs those of the writing calls"""
+    """pool and window bitwise as before, outputs those of the writing calls"""
     x, pool = rule_inputs(3, length, dtype=dtype, device=device), rule_state(5, dtype=state_dtype, device=device)
     before, written, ring = pool.clone(), pool.clone(), make_ring(kernel, 3, length, device=device)
     slots, rows = index(device, 4, -1, 0), index(device, 2, 0, 1)
@@ -68,7 +68,7 @@ def test_verify_writes_no_state(kernel, device, dtype, state_dtype, length):
 @each_shape
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=short)
 def test_verify_and_fold_are_decodes(kernel, device, shape, dtype):
-    """C45, C60: T = 1..8, every accepted count, three layers in one fold, torch.equal; a wrong count differs"""
+    """T = 1..8, every accepted count, three layers in one fold, torch.equal; a wrong count differs"""
     layers, T_most, length = 3, 8, 8
     x = rule_inputs(layers, T_most, shape, dtype=dtype, device=device)
     for T in range(1, T_most + 1):
@@ -98,7 +98,7 @@ def test_verify_and_fold_are_decodes(kernel, device, shape, dtype):
 @pytest.mark.parametrize("state_dtype", DTYPES, ids=short)
 @each_shape
 def test_fold_is_one_recurrent_call(kernel, device, shape, state_dtype, layout):
-    """C60 for every state dtype and layout: rounded once, padded slots, a padded and poisoned record"""
+    """every state dtype and layout: rounded once, padded slots, a padded and poisoned record"""
     Hk, Hv, K, V = shape
     stride = kernel.ring_record_elements(K, V, Hv // Hk) + 13
     x = rule_inputs(4, 5, shape, device=device)
@@ -121,7 +121,7 @@ def test_fold_is_one_recurrent_call(kernel, device, shape, state_dtype, layout):
 
 @ring_lengths
 def test_row_longer_than_the_ring_commits_itself(kernel, device, length):
-    """C60, C19: ragged [1, 40, 2, 0, length] in one call; the long row records nothing, the fold skips it"""
+    """ragged [1, 40, 2, 0, length] in one call; the long row records nothing, the fold skips it"""
     lengths = (1, 40, 2, 0, length)
     offsets = index(device, *[sum(lengths[:n]) for n in range(len(lengths) + 1)])
     x, pool = rule_inputs(1, sum(lengths) + 3, device=device), rule_state(6, device=device)
@@ -179,7 +179,7 @@ def test_record_layout(kernel, device):
 
 @pytest.mark.parametrize("count", (-1, 0, 1, 3, 4, 5, 2**30))
 def test_accepted_counts_out_of_range_skip_the_row(kernel, device, count):
-    """C61: ring of 4, 3 recorded; 4 is the caller's error and may change its own slot only"""
+    """ring of 4, 3 recorded; 4 is the caller's error and may change its own slot only"""
     x, pool = rule_inputs(2, 3, device=device), rule_state(4, device=device)
     ring = make_ring(kernel, 3, 4, device=device)
     slots, rows = index(device, 2, 0), index(device, 1, 0)
@@ -192,7 +192,7 @@ def test_accepted_counts_out_of_range_skip_the_row(kernel, device, count):
 
 @pytest.mark.parametrize("index_dtype", (torch.int32, torch.int64), ids=short)
 def test_tables_of_odd_form(kernel, device, index_dtype):
-    """C6: tables cut out of wider ones, strided counts, a table of one row, padding in each of the three"""
+    """tables cut out of wider ones, strided counts, a table of one row, padding in each of the three"""
     layers, batch = 2, 3
     x, pool = rule_inputs(layers * batch, 2, device=device), rule_state(8, device=device)
     ring = make_ring(kernel, 9, 2, device=device)
@@ -223,7 +223,7 @@ def test_tables_of_odd_form(kernel, device, index_dtype):
 
 
 def test_speculative_and_plain_steps_in_turn(kernel, device):
-    """C62: verify 4, accept 3, fold; decode 1; verify 4, accept 1, fold; decode 1; the window likewise"""
+    """verify 4, accept 3, fold; decode 1; verify 4, accept 1, fold; decode 1; the window likewise"""
     x = rule_inputs(2, 8, device=device)
     signal = normal(2, 24, 8, seed=7, device=device)
     weight, window = normal(24, 4, seed=8, device=device), normal(2, 24, 3, seed=9, device=device)
@@ -254,7 +254,7 @@ def test_speculative_and_plain_steps_in_turn(kernel, device):
 
 
 def test_draft_verify_accept_loop(kernel, device):
-    """C63: 3 layers with one pool, 4 rows, 200 steps, random counts, one fold a step"""
+    """3 layers with one pool, 4 rows, 200 steps, random counts, one fold a step"""
     layers, batch, draft, steps = 3, 4, 3, 200
     shape = Shape(1, 2, 16, 16)
     pool, windows = rule_state(layers * batch, shape, device=device), normal(layers * batch, 12, 3, device=device)
@@ -283,7 +283,7 @@ def test_draft_verify_accept_loop(kernel, device):
 
 @pytest.mark.parametrize("accepted_branch", (0, 1))
 def test_branches_from_one_state(kernel, device, accepted_branch):
-    """C64: two rows on one slot; a padding row whose ring slot, counts and tokens hold junk"""
+    """two rows on one slot; a padding row whose ring slot, counts and tokens hold junk"""
     x, pool = rule_inputs(3, 4, device=device), rule_state(3, device=device)
     for part in x:
         part[1] = float("nan")
@@ -377,7 +377,6 @@ def test_one_contract_a_call(kernel, device):
     "K, V", [(1, 1), (8, 16), (16, 8), (64, 96), (96, 192), (80, 96), (192, 96), (256, 256), (128, 100)]
 )
 def test_head_dims(kernel, device, K, V):
-    """C21, C22"""
     shape = Shape(1, 2, K, V)
     x, pool = rule_inputs(2, 3, shape, device=device), rule_state(3, shape, device=device)
     ring, expected = make_ring(kernel, 2, 3, shape, device=device), rule_state(3, shape, device=device)
@@ -389,7 +388,7 @@ def test_head_dims(kernel, device, K, V):
 
 
 def test_strided_ring_and_inputs(kernel, device):
-    """C28: q, k, v as views of one projection; a ring whose rows, heads and records are far apart"""
+    """q, k, v as views of one projection; a ring whose rows, heads and records are far apart"""
     Hk, Hv, K, V = SMALL
     packed = normal(2, 4, 2 * Hk * K + Hv * V, device=device)
     q, k, v = packed.split([Hk * K, Hk * K, Hv * V], -1)
@@ -413,7 +412,7 @@ def test_strided_ring_and_inputs(kernel, device):
 
 
 def test_fold_of_many_rows(kernel, device):
-    """C18: 48 layers, 64 rows, 32 heads are more than 65535 row-heads"""
+    """48 layers, 64 rows, 32 heads are more than 65535 row-heads"""
     layers, batch, shape = 48, 64, Shape(32, 32, 16, 16)
     slots = torch.arange(layers * batch, device=device)
     x = rule_inputs(8, 1, shape, device=device)
@@ -431,7 +430,7 @@ def test_fold_of_many_rows(kernel, device):
 
 @pytest.mark.cuda_only
 def test_fold_is_one_launch(kernel, device):
-    """C60: whatever the number of layers"""
+    """whatever the number of layers"""
     from torch.profiler import ProfilerActivity, profile
 
     shape = Shape(1, 2, 64, 64)
@@ -448,7 +447,7 @@ def test_fold_is_one_launch(kernel, device):
 
 @pytest.mark.large(gib=40)
 def test_offsets_past_2_32_elements(kernel, device):
-    """C15: verify and fold on a slot and a ring row that start past 2^32 elements; slot and ring row 0 unchanged"""
+    """verify and fold on a slot and a ring row that start past 2^32 elements; slot and ring row 0 unchanged"""
     shape, far = Shape(1, 1, 32, 32), 4096
     pool = torch.empty(far + 1, 2**20, dtype=torch.bfloat16, device=device)[:, :1024].unflatten(1, (1, 32, 32))
     ring = torch.empty(far + 1, 1, 1, 2**20, dtype=torch.bfloat16, device=device).view(far + 1, 1, 2, 2**19)

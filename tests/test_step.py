@@ -197,7 +197,7 @@ def test_tokens_at_once_equal_token_by_token(kernel, device, dtype):
 
 @pytest.mark.parametrize("shape", (SMALL, WIDE), ids=str)
 def test_views_equal_contiguous_inputs(kernel, device, shape):
-    """C28: slices of wider rows, reversed and strided tensors, a window whose channels are contiguous"""
+    """slices of wider rows, reversed and strided tensors, a window whose channels are contiguous"""
     case = Case(shape=shape, keeps_width=True)
     inputs, options = projections(case, device), arguments(case, device)
     window, state = memories(case, device)
@@ -220,7 +220,7 @@ def test_views_equal_contiguous_inputs(kernel, device, shape):
 
 @pytest.mark.parametrize("shape", (SMALL, WIDE, Shape(1, 3, 100, 72)), ids=str)
 def test_no_write_lands_outside(kernel, device, shape):
-    """C13, C22: guards around out, window and state"""
+    """guards around out, window and state"""
     case = Case(shape=shape, slots=(0, 1, 2), pool=3)
     inputs, options = projections(case, device), arguments(case, device)
     window, state = memories(case, device)
@@ -249,7 +249,7 @@ def test_pools_of_different_sizes(kernel, device):
 
 
 def test_nan_stays_in_its_row_and_head(kernel, device):
-    """C51: a NaN in a value channel reaches its head, one in the gate logits theirs, nothing else"""
+    """a NaN in a value channel reaches its head, one in the gate logits theirs, nothing else"""
     case = Case(shape=WIDE, slots=(0, 1, 2), pool=3)
     clean, options = projections(case, device), arguments(case, device)
     _, Hv, K, V = WIDE
@@ -268,7 +268,7 @@ def test_nan_stays_in_its_row_and_head(kernel, device):
 
 
 def test_beta_is_never_rounded(kernel, device):
-    """C44: b = 0.5 in bfloat16, many steps, against the oracle in float64 on the same inputs"""
+    """b = 0.5 in bfloat16, many steps, against the oracle in float64 on the same inputs"""
     case = Case(slots=(0,), pool=1)
     options = arguments(case, device)
     window, state = memories(case, device)
@@ -296,7 +296,6 @@ def test_beta_is_never_rounded(kernel, device):
 
 
 def test_outputs_do_not_share_storage(kernel, device):
-    """C12"""
     case = Case()
     inputs, options = projections(case, device), arguments(case, device)
     first = kernel.gated_delta_step(*inputs, *memories(case, device), **options)
@@ -309,7 +308,7 @@ def test_outputs_do_not_share_storage(kernel, device):
 @pytest.mark.cuda_only
 @pytest.mark.parametrize("shape", (SMALL, QWEN), ids=str)
 def test_graph_with_fewer_live_rows(kernel, device, shape):
-    """C9, C10: captured once, replayed with other slots, no synchronisation"""
+    """captured once, replayed with other slots, no synchronisation"""
     case = Case(shape=shape, slots=tuple(range(8)), pool=9)
     inputs, options = projections(case, device), arguments(case, device)
     slots = options["slots"]

@@ -54,7 +54,7 @@ def test_legal_values_pass(checked, device):
 
 @pytest.mark.parametrize("domain, bad", (("log", 0.25), ("linear", 1.5), ("linear", -0.5)))
 def test_gates_out_of_range_raise(checked, device, domain, bad):
-    """C41; what a padding row or a token of no sequence holds is not looked at"""
+    """what a padding row or a token of no sequence holds is not looked at"""
     g = torch.full((1, 9, 4), -0.5 if domain == "log" else 0.5, device=device)
     options = {"gate_domain": domain, "offsets": [0, 4, 8]}
     g[0, 8, 0] = bad
