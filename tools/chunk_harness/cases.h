@@ -39,8 +39,12 @@ struct Problem {
   float scale;
 };
 
-inline float load16(uint16_t b, DType t) { return t == DType::kBFloat16 ? gdn::to_float(gdn::bf16_t{b}) : gdn::to_float(gdn::fp16_t{b}); }
-inline uint16_t store16(float x, DType t) { return t == DType::kBFloat16 ? gdn::from_float<gdn::bf16_t>(x).bits : gdn::from_float<gdn::fp16_t>(x).bits; }
+inline float load16(uint16_t b, DType t) {
+  return t == DType::kBFloat16 ? gdn::to_float(gdn::bf16_t{b}) : gdn::to_float(gdn::fp16_t{b});
+}
+inline uint16_t store16(float x, DType t) {
+  return t == DType::kBFloat16 ? gdn::from_float<gdn::bf16_t>(x).bits : gdn::from_float<gdn::fp16_t>(x).bits;
+}
 
 inline size_t state_index(const Problem& p, int64_t slot, int h, int k, int v) {
   const size_t head = (static_cast<size_t>(slot) * p.c.Hv + h) * Problem::K * Problem::V;
@@ -170,7 +174,9 @@ inline void sequence(const Problem& p, int n, int64_t batch, int64_t first, int6
     std::vector<double> S(K * V, 0.0);
     const bool has = c.s_scale != 0 && (!c.slots || p.has_initial[n]);
     const int slot = c.slots ? p.slots[n] : n;
-    if (has) for (int k = 0; k < K; ++k) for (int v = 0; v < V; ++v) S[k * V + v] = gdn::load_float(p.state_in.data(), c.state, state_index(p, slot, h, k, v));
+    if (has)
+      for (int k = 0; k < K; ++k)
+        for (int v = 0; v < V; ++v) S[k * V + v] = gdn::load_float(p.state_in.data(), c.state, state_index(p, slot, h, k, v));
     std::vector<double> m(V), o(V), key(K), query(K);
     for (int64_t t = first; t < first + length; ++t) {
       const uint16_t* const x = p.qkv.data() + (batch * p.T + t) * p.total_channels;
@@ -184,13 +190,26 @@ inline void sequence(const Problem& p, int n, int64_t batch, int64_t first, int6
       }
       if (c.l2norm) for (int i = 0; i < K; ++i) { key[i] /= std::sqrt(kk + 1e-6); query[i] /= std::sqrt(qq + 1e-6); }
       const size_t gi = (batch * p.T + t) * c.Hv + h;
-      const double decay = c.no_gates ? 1.0 : (c.linear ? static_cast<double>(p.g[gi]) : std::exp(static_cast<double>(p.g[gi])));
+      const double decay =
+          c.no_gates ? 1.0 : (c.linear ? static_cast<double>(p.g[gi]) : std::exp(static_cast<double>(p.g[gi])));
       const double beta = c.no_gates ? 1.0 : p.beta[gi];
       std::fill(m.begin(), m.end(), 0.0);
       std::fill(o.begin(), o.end(), 0.0);
-      for (int k = 0; k < K; ++k) { double* const s = &S[k * V]; for (int v = 0; v < V; ++v) { s[v] *= decay; m[v] += s[v] * key[k]; } }
+      for (int k = 0; k < K; ++k) {
+        double* const s = &S[k * V];
+        for (int v = 0; v < V; ++v) {
+          s[v] *= decay;
+          m[v] += s[v] * key[k];
+        }
+      }
       for (int v = 0; v < V; ++v) m[v] = beta * (load16(x[2 * c.Hk * K + h * V + v], c.io) - m[v]);
-      for (int k = 0; k < K; ++k) { double* const s = &S[k * V]; for (int v = 0; v < V; ++v) { s[v] += key[k] * m[v]; o[v] += s[v] * query[k]; } }
+      for (int k = 0; k < K; ++k) {
+        double* const s = &S[k * V];
+        for (int v = 0; v < V; ++v) {
+          s[v] += key[k] * m[v];
+          o[v] += s[v] * query[k];
+        }
+      }
       for (int v = 0; v < V; ++v) ref.out[((batch * p.T + t) * c.Hv + h) * V + v] = p.scale * o[v];
     }
     for (int i = 0; i < K * V; ++i) ref.state[(static_cast<size_t>(n) * c.Hv + h) * K * V + i] = S[i];
@@ -243,7 +262,8 @@ inline Errors compare(const Problem& p, const Reference& ref, const std::vector<
   }
   e.state = den > 0 ? std::sqrt(num / den) : std::sqrt(num);
   const size_t slot_bytes = state.size() / p.pool;
-  for (int s = 0; s < p.pool; ++s) if (!named[s] && memcmp(&state[s * slot_bytes], &state_before[s * slot_bytes], slot_bytes)) e.untouched_ok = false;
+  for (int s = 0; s < p.pool; ++s)
+    if (!named[s] && memcmp(&state[s * slot_bytes], &state_before[s * slot_bytes], slot_bytes)) e.untouched_ok = false;
   return e;
 }
 
@@ -280,12 +300,23 @@ inline std::vector<Case> all() {
     if (io == DType::kBFloat16) add("v 1e30", [&](Case& c) { c.T = 200; c.v_scale = 1e30f; c.out_fp32 = true; });
     add("v 1e-6, S 1e6", [&](Case& c) { c.T = 200; c.v_scale = 1e-6f; c.s_scale = 1e6f; c.gates = 2; });
     add("S 1e20", [&](Case& c) { c.T = 65; c.s_scale = io == DType::kBFloat16 ? 1e20f : 1e4f; });
-    for (int gates = 1; gates <= 5; ++gates) add("gates " + std::to_string(gates), [&](Case& c) { c.T = 256; c.gates = gates; });
+    for (int gates = 1; gates <= 5; ++gates)
+      add("gates " + std::to_string(gates), [&](Case& c) {
+        c.T = 256;
+        c.gates = gates;
+      });
     add("linear gates", [&](Case& c) { c.T = 130; c.linear = true; c.gates = 3; });
     add("no gates", [&](Case& c) { c.T = 130; c.no_gates = true; });
     add("ragged", [&](Case& c) { c.T = 700; c.N = 5; c.ragged = true; });
     add("slots", [&](Case& c) { c.T = 70; c.N = 5; c.slots = true; });
-    add("slots, V-first, fp16 state", [&](Case& c) { c.T = 300; c.N = 4; c.slots = true; c.ragged = true; c.v_first = true; c.state = DType::kFloat16; });
+    add("slots, V-first, fp16 state", [&](Case& c) {
+      c.T = 300;
+      c.N = 4;
+      c.slots = true;
+      c.ragged = true;
+      c.v_first = true;
+      c.state = DType::kFloat16;
+    });
     add("V-first, bf16 state", [&](Case& c) { c.T = 100; c.v_first = true; c.state = DType::kBFloat16; });
     add("heads 2/6", [&](Case& c) { c.T = 100; c.Hk = 2; c.Hv = 6; });
   }

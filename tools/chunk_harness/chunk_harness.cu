@@ -56,7 +56,9 @@ constexpr size_t kSharedBytes = sizeof(chunk_sm90::SharedMemory<128>);
 
 static std::atomic<int64_t> deadline{0};
 static const char* running = "";
-static int64_t now_ms() { return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+static int64_t now_ms() {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
 static void start_watchdog() {
   std::thread([] {
     while (true) {
@@ -66,24 +68,45 @@ static void start_watchdog() {
     }
   }).detach();
 }
-#define CHECK(x) do { const cudaError_t e_ = (x); if (e_ != cudaSuccess) { printf("CUDA error at line %d (%s): %s\n", __LINE__, running, cudaGetErrorString(e_)); fflush(stdout); _exit(2); } } while (0)
+#define CHECK(x)                                                                             \
+  do {                                                                                       \
+    const cudaError_t e_ = (x);                                                              \
+    if (e_ != cudaSuccess) {                                                                 \
+      printf("CUDA error at line %d (%s): %s\n", __LINE__, running, cudaGetErrorString(e_)); \
+      fflush(stdout);                                                                        \
+      _exit(2);                                                                              \
+    }                                                                                        \
+  } while (0)
 static void synchronize(const char* name) {
   running = name;
   deadline = now_ms() + 5000;
   CHECK(cudaDeviceSynchronize());
   deadline = 0;
 }
-static void must(const char* error) { if (error) { printf("launch refused (%s): %s\n", running, error); fflush(stdout); _exit(2); } }
+static void must(const char* error) {
+  if (error) {
+    printf("launch refused (%s): %s\n", running, error);
+    fflush(stdout);
+    _exit(2);
+  }
+}
 
 struct Buffer {
   void* data = nullptr;
   size_t bytes = 0;
   Buffer() = default;
-  Buffer(const void* host, size_t n) : bytes(n) { CHECK(cudaMalloc(&data, n ? n : 16)); if (n && host) CHECK(cudaMemcpy(data, host, n, cudaMemcpyHostToDevice)); }
+  Buffer(const void* host, size_t n) : bytes(n) {
+    CHECK(cudaMalloc(&data, n ? n : 16));
+    if (n && host) CHECK(cudaMemcpy(data, host, n, cudaMemcpyHostToDevice));
+  }
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
   ~Buffer() { if (data) cudaFree(data); }
-  std::vector<char> get() const { std::vector<char> h(bytes); CHECK(cudaMemcpy(h.data(), data, bytes, cudaMemcpyDeviceToHost)); return h; }
+  std::vector<char> get() const {
+    std::vector<char> h(bytes);
+    CHECK(cudaMemcpy(h.data(), data, bytes, cudaMemcpyDeviceToHost));
+    return h;
+  }
 };
 template <class T> static Buffer upload(const std::vector<T>& v) { return Buffer(v.data(), v.size() * sizeof(T)); }
 
@@ -91,16 +114,27 @@ struct Device {
   Buffer qkv, g, beta, cu, slots, out_slots, has, state_in, state_out, out;
   std::vector<char> sentinel;
   explicit Device(const Problem& p)
-      : qkv(upload(p.qkv)), g(upload(p.g)), beta(upload(p.beta)), cu(upload(p.cu)), slots(upload(p.slots)), out_slots(upload(p.out_slots)),
-        has(upload(p.has_initial)), state_in(upload(p.state_in)), state_out(nullptr, p.state_in.size()),
-        out(nullptr, static_cast<size_t>(p.B) * p.T * p.c.Hv * 128 * (p.c.out_fp32 ? 4 : 2)), sentinel(p.state_in.size(), 0x55) {
+      : qkv(upload(p.qkv)),
+        g(upload(p.g)),
+        beta(upload(p.beta)),
+        cu(upload(p.cu)),
+        slots(upload(p.slots)),
+        out_slots(upload(p.out_slots)),
+        has(upload(p.has_initial)),
+        state_in(upload(p.state_in)),
+        state_out(nullptr, p.state_in.size()),
+        out(nullptr, static_cast<size_t>(p.B) * p.T * p.c.Hv * 128 * (p.c.out_fp32 ? 4 : 2)),
+        sentinel(p.state_in.size(), 0x55) {
     reset();
   }
   void reset() {
     CHECK(cudaMemcpy(state_out.data, sentinel.data(), sentinel.size(), cudaMemcpyHostToDevice));
     CHECK(cudaMemset(out.data, 0x7f, out.bytes));
   }
-  cases::Pointers pointers() const { return {qkv.data, g.data, beta.data, cu.data, slots.data, out_slots.data, has.data, state_in.data, state_out.data, out.data}; }
+  cases::Pointers pointers() const {
+    return {qkv.data,       g.data,   beta.data,     cu.data,        slots.data,
+            out_slots.data, has.data, state_in.data, state_out.data, out.data};
+  }
 };
 
 // The parameters with a workspace, which `buffer` keeps.
@@ -123,8 +157,8 @@ static bool check_case(const Case& c) {
   const cases::Errors e = cases::compare(p, ref, d.out.get(), d.state_out.get(), d.sentinel);
   double out_limit, state_limit;
   const bool ok = cases::judge(c, kIsHigh, e, &out_limit, &state_limit);
-  printf("%-46s out %.2e (%.1e)  state %.2e (%.1e)  %s%s%s\n", c.name.c_str(), e.out, out_limit, e.state, state_limit, ok ? "ok" : "FAIL",
-         e.nan ? " nan" : "", e.untouched_ok ? "" : " unnamed slot touched");
+  printf("%-46s out %.2e (%.1e)  state %.2e (%.1e)  %s%s%s\n", c.name.c_str(), e.out, out_limit, e.state, state_limit,
+         ok ? "ok" : "FAIL", e.nan ? " nan" : "", e.untouched_ok ? "" : " unnamed slot touched");
   fflush(stdout);
   return ok;
 }
@@ -193,8 +227,10 @@ static int run_bits() {
       must(compute(a, nullptr));
       synchronize(c.name.c_str());
       const auto out1 = d.out.get(), state1 = d.state_out.get();
-      alone = !memcmp(&out1[out1.size() / 3], &out[out.size() / 3], out.size() / 3) && !memcmp(&state1[state1.size() / 3], &state[state.size() / 3], state.size() / 3);
-      printf("%s: repeat %s, split %s, alone %s\n", c.name.c_str(), repeat ? "equal" : "DIFFER", split ? "equal" : "DIFFER", alone ? "equal" : "DIFFER");
+      alone = !memcmp(&out1[out1.size() / 3], &out[out.size() / 3], out.size() / 3) &&
+              !memcmp(&state1[state1.size() / 3], &state[state.size() / 3], state.size() / 3);
+      printf("%s: repeat %s, split %s, alone %s\n", c.name.c_str(), repeat ? "equal" : "DIFFER", split ? "equal" : "DIFFER",
+             alone ? "equal" : "DIFFER");
       bad += !repeat + !split + !alone;
     }
   }
@@ -215,14 +251,22 @@ static int debug_case(DType io, int chunk) {
   const RuleParams r = with_workspace(cases::params(p, d.pointers()), workspace);
   const size_t sizes[8] = {64 * 128, 64 * 128, 64 * 64, 64 * 64, 64, 64 * 64, 64 * 64, 64 * 64};
   std::vector<std::unique_ptr<Buffer>> b;
-  for (size_t s : sizes) { b.push_back(std::make_unique<Buffer>(nullptr, s * 4)); CHECK(cudaMemset(b.back()->data, 0xff, s * 4)); }
+  for (size_t s : sizes) {
+    b.push_back(std::make_unique<Buffer>(nullptr, s * 4));
+    CHECK(cudaMemset(b.back()->data, 0xff, s * 4));
+  }
   auto at = [&](int i) { return static_cast<float*>(b[i]->data); };
   const Watch watch = {chunk, at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7)};
   must(compute(r, nullptr));
-  must(launch(chunk_sm90::chunk_kernel<io_t, io_t, 128, Watch>, 2 * 2 * 2, chunk_sm90::kThreads, sizeof(chunk_sm90::SharedMemory<128>), nullptr, r, chunk_sm90::Tasks{}, watch));
+  must(launch(chunk_sm90::chunk_kernel<io_t, io_t, 128, Watch>, 2 * 2 * 2, chunk_sm90::kThreads,
+              sizeof(chunk_sm90::SharedMemory<128>), nullptr, r, chunk_sm90::Tasks{}, watch));
   synchronize(c.name.c_str());
   std::vector<std::vector<float>> got;
-  for (int i = 0; i < 8; ++i) { const auto h = b[i]->get(); got.emplace_back(sizes[i]); memcpy(got.back().data(), h.data(), h.size()); }
+  for (int i = 0; i < 8; ++i) {
+    const auto h = b[i]->get();
+    got.emplace_back(sizes[i]);
+    memcpy(got.back().data(), h.data(), h.size());
+  }
   return compare_watch(p, io, chunk, got);
 }
 
@@ -268,7 +312,8 @@ static double time_graph(const Call& call, const char* name) {
 }
 
 __global__ void fill(uint16_t* x, size_t n, float scale, unsigned seed, bool is_bf16) {
-  for (size_t i = blockIdx.x * static_cast<size_t>(blockDim.x) + threadIdx.x; i < n; i += static_cast<size_t>(gridDim.x) * blockDim.x) {
+  for (size_t i = blockIdx.x * static_cast<size_t>(blockDim.x) + threadIdx.x; i < n;
+       i += static_cast<size_t>(gridDim.x) * blockDim.x) {
     unsigned h = static_cast<unsigned>(i) * 2654435761u + seed;
     h ^= h >> 16; h *= 0x85ebca6bu; h ^= h >> 13; h *= 0xc2b2ae35u; h ^= h >> 16;
     const float y = scale * (static_cast<float>(h) * 4.6566129e-10f - 1.0f) * 1.7f;
@@ -276,31 +321,60 @@ __global__ void fill(uint16_t* x, size_t n, float scale, unsigned seed, bool is_
   }
 }
 __global__ void fill_gates(float* g, float* beta, size_t n) {
-  for (size_t i = blockIdx.x * static_cast<size_t>(blockDim.x) + threadIdx.x; i < n; i += static_cast<size_t>(gridDim.x) * blockDim.x) {
+  for (size_t i = blockIdx.x * static_cast<size_t>(blockDim.x) + threadIdx.x; i < n;
+       i += static_cast<size_t>(gridDim.x) * blockDim.x) {
     g[i] = -0.001f - 0.1f * ((i * 2654435761u >> 8) % 1000) / 1000.0f;
     beta[i] = 0.1f + 0.8f * ((i * 40503u >> 4) % 1000) / 1000.0f;
   }
 }
 
-static void run_times(bool quick) {
-  struct Shape { int N, T, Hk, Hv; double must_ms; bool l2norm; DType io; std::vector<int> packed = {}; };   // packed: the rows' lengths, N of them
+struct TimedShape {
+  int N, T, Hk, Hv;
+  double must_ms;
+  bool l2norm;
+  DType io;
+  std::vector<int> packed = {};   // the rows' lengths, N of them
+};
+
+static std::vector<TimedShape> timed_shapes() {
   const DType bf = DType::kBFloat16, fp = DType::kFloat16;
   const auto rows = [](int count, int length) { return std::vector<int>(count, length); };
-  const Shape shapes[] = {{1, 64, 16, 48, 0, true, bf}, {1, 128, 16, 48, 0, true, bf}, {1, 256, 16, 48, 0, true, bf}, {1, 512, 16, 48, .025, true, bf}, {1, 2048, 16, 48, .060, true, bf}, {1, 8192, 16, 48, .20, true, bf}, {1, 8192, 16, 48, .20, false, bf},
-                          {1, 8192, 16, 48, .20, true, fp}, {1, 32768, 16, 48, .75, true, bf}, {8, 4096, 16, 64, .62, true, bf}, {8, 1024, 16, 64, .18, true, bf},
-                          {1, 8192, 16, 64, .22, true, bf}, {1, 8192, 2, 8, .080, true, bf},
-                          {31, 512, 16, 48, 0, true, bf}, {4, 2048, 16, 48, .15, true, bf}, {4, 2048, 16, 48, .15, true, bf, rows(4, 2048)}, {8, 1024, 16, 64, .18, true, bf, rows(8, 1024)}, {8, 4096, 16, 64, .62, true, bf, rows(8, 4096)},
-                          {2, 28672, 16, 48, .75, true, bf, {28672, 4096}}, {2, 28672, 16, 48, .75, true, bf, {4096, 28672}}, {9, 16384, 16, 48, 0, true, bf, {1024, 1024, 1024, 1024, 16384, 1024, 1024, 1024, 1024}}};
+  return {
+      {1, 64, 16, 48, 0, true, bf},
+      {1, 128, 16, 48, 0, true, bf},
+      {1, 256, 16, 48, 0, true, bf},
+      {1, 512, 16, 48, .025, true, bf},
+      {1, 2048, 16, 48, .060, true, bf},
+      {1, 8192, 16, 48, .20, true, bf},
+      {1, 8192, 16, 48, .20, false, bf},
+      {1, 8192, 16, 48, .20, true, fp},
+      {1, 32768, 16, 48, .75, true, bf},
+      {8, 4096, 16, 64, .62, true, bf},
+      {8, 1024, 16, 64, .18, true, bf},
+      {1, 8192, 16, 64, .22, true, bf},
+      {1, 8192, 2, 8, .080, true, bf},
+      {31, 512, 16, 48, 0, true, bf},
+      {4, 2048, 16, 48, .15, true, bf},
+      {4, 2048, 16, 48, .15, true, bf, rows(4, 2048)},
+      {8, 1024, 16, 64, .18, true, bf, rows(8, 1024)},
+      {8, 4096, 16, 64, .62, true, bf, rows(8, 4096)},
+      {2, 28672, 16, 48, .75, true, bf, {28672, 4096}},
+      {2, 28672, 16, 48, .75, true, bf, {4096, 28672}},
+      {9, 16384, 16, 48, 0, true, bf, {1024, 1024, 1024, 1024, 16384, 1024, 1024, 1024, 1024}},
+  };
+}
+
+static void run_times(bool quick) {
   printf("%-32s %9s %9s %10s\n", "shape", "ms", "must", "us/chunk");
-  int shape_idx = -1;
-  for (const Shape& s : shapes) {
-    ++shape_idx;
+  for (const TimedShape& s : timed_shapes()) {
     if (quick && s.T != 2048 && s.T != 8192) continue;
     std::vector<int32_t> bounds(s.packed.empty() ? 0 : 1, 0);
     for (int length : s.packed) bounds.push_back(bounds.back() + length);
     const int batch = bounds.empty() ? s.N : 1, T = bounds.empty() ? s.T : bounds.back();
     char name[96];
-    if (bounds.empty()) snprintf(name, sizeof(name), "%dx%d %d/%d %s%s", s.T, s.N, s.Hk, s.Hv, s.io == bf ? "bf16" : "fp16", s.l2norm ? "" : " no l2norm");
+    if (bounds.empty())
+      snprintf(name, sizeof(name), "%dx%d %d/%d %s%s", s.T, s.N, s.Hk, s.Hv, s.io == DType::kBFloat16 ? "bf16" : "fp16",
+               s.l2norm ? "" : " no l2norm");
     else snprintf(name, sizeof(name), "packed %d, %d, ... (%d) %d/%d", s.packed[0], s.packed[1], s.N, s.Hk, s.Hv);
     running = name;
     Problem p;
@@ -315,23 +389,28 @@ static void run_times(bool quick) {
     p.pool = s.N;
     p.scale = 0.0883883f;
     p.total_channels = 2 * s.Hk * 128 + s.Hv * 128;
-    const size_t tokens = static_cast<size_t>(batch) * T, gates = tokens * s.Hv, state = static_cast<size_t>(s.N) * s.Hv * 128 * 128 * 4;
+    const size_t tokens = static_cast<size_t>(batch) * T, gates = tokens * s.Hv,
+                 state = static_cast<size_t>(s.N) * s.Hv * 128 * 128 * 4;
     const Buffer cu = upload(bounds);
-    Buffer qkv(nullptr, tokens * p.total_channels * 2), g(nullptr, gates * 4), beta(nullptr, gates * 4), in(nullptr, state), out_state(nullptr, state), out(nullptr, tokens * s.Hv * 128 * 2);
-    fill<<<1024, 256>>>(static_cast<uint16_t*>(qkv.data), tokens * p.total_channels, s.l2norm ? 1.0f : 0.08f, 1u, s.io == bf);
+    Buffer qkv(nullptr, tokens * p.total_channels * 2), g(nullptr, gates * 4), beta(nullptr, gates * 4), in(nullptr, state),
+        out_state(nullptr, state), out(nullptr, tokens * s.Hv * 128 * 2);
+    fill<<<1024, 256>>>(static_cast<uint16_t*>(qkv.data), tokens * p.total_channels, s.l2norm ? 1.0f : 0.08f, 1u, s.io == DType::kBFloat16);
     fill_gates<<<1024, 256>>>(static_cast<float*>(g.data), static_cast<float*>(beta.data), gates);
     CHECK(cudaMemset(in.data, 0, state));
     synchronize(name);
     std::unique_ptr<Buffer> workspace;
-    const RuleParams r = with_workspace(cases::params(p, {qkv.data, g.data, beta.data, cu.data, nullptr, nullptr, nullptr, in.data, out_state.data, out.data}), workspace);
+    const RuleParams r = with_workspace(
+        cases::params(p, {qkv.data, g.data, beta.data, cu.data, nullptr, nullptr, nullptr, in.data, out_state.data, out.data}),
+        workspace);
     const double ms = time_graph([&](void* stream) { return compute(r, stream); }, name);
     double parts[2] = {};
-    if (s.io == bf) {   // each kernel by itself
+    if (s.io == DType::kBFloat16) {   // each kernel by itself
       parts[0] = time_graph([&](void* stream) { return prepare(r, stream); }, name);
       parts[1] = time_graph([&](void* stream) { return carry(r, stream); }, name);
     }
     const double waves = std::ceil(2.0 * s.N * s.Hv / num_multiprocessors());
-    printf("%-32s %9.4f %9.3f %10.3f  (x %.0f waves) prepare %.4f carry %.4f%s\n", name, ms, s.must_ms, ms * 1000 / (s.T / 64) / waves, waves, parts[0], parts[1], ms <= s.must_ms ? "" : "  over");
+    printf("%-32s %9.4f %9.3f %10.3f  (x %.0f waves) prepare %.4f carry %.4f%s\n", name, ms, s.must_ms,
+           ms * 1000 / (s.T / 64) / waves, waves, parts[0], parts[1], ms <= s.must_ms ? "" : "  over");
     fflush(stdout);
   }
 }
@@ -352,7 +431,8 @@ struct Clock {
   }
   __device__ void put(int id, long long x) const {
     const int chunk = current()[threadIdx.x / 32];
-    if (blockIdx.x < 2 && threadIdx.x % 32 == 0 && chunk < kMarkChunks) data[((blockIdx.x * kMarkWarps + threadIdx.x / 32) * kMarkChunks + chunk) * 16 + id] = x;
+    if (blockIdx.x < 2 && threadIdx.x % 32 == 0 && chunk < kMarkChunks)
+      data[((blockIdx.x * kMarkWarps + threadIdx.x / 32) * kMarkChunks + chunk) * 16 + id] = x;
   }
   __device__ void start(int chunk, int) const {
     if (threadIdx.x % 32 == 0) current()[threadIdx.x / 32] = chunk;
@@ -370,11 +450,17 @@ struct Clock {
 static void print_phases(const std::vector<long long>& h, int groups) {
   using chunk_sm90::Phase;
   struct Mark { Phase id; const char* name; };
-  const std::vector<Mark> marks = {{Phase::kStart, "S k, V"}, {Phase::kRead, "X, issue T'' X and S q, decay S"}, {Phase::kX, "wait T'' X"}, {Phase::kU, "issue update, S q, M X"},
-                                   {Phase::kUpdate, "next chunk and V"}, {Phase::kTaken, "wait S, o out"}, {Phase::kUpdated, "convert S"}};
+  const std::vector<Mark> marks = {{Phase::kStart, "S k, V"},
+                                   {Phase::kRead, "X, issue T'' X and S q, decay S"},
+                                   {Phase::kX, "wait T'' X"},
+                                   {Phase::kU, "issue update, S q, M X"},
+                                   {Phase::kUpdate, "next chunk and V"},
+                                   {Phase::kTaken, "wait S, o out"},
+                                   {Phase::kUpdated, "convert S"}};
   auto at = [&](int b, int w, int c, int id) { return h[((b * kMarkWarps + w) * kMarkChunks + c) * 16 + id]; };
   const int first = 24, last = 120;
-  const double ghz = static_cast<double>(at(0, 0, last, 0) - at(0, 0, first, 0)) / std::max<long long>(1, at(0, 0, last, 15) - at(0, 0, first, 15));
+  const double ghz = static_cast<double>(at(0, 0, last, 0) - at(0, 0, first, 0)) /
+                     std::max<long long>(1, at(0, 0, last, 15) - at(0, 0, first, 15));
   printf("phases: SM clock %.3f GHz (clock64 over globaltimer); chunks %d..%d; clocks, warps 0 to 3\n", ghz, first, last);
   for (int b = 0; b < 2; ++b) for (int group = 0; group < groups; ++group) {
     printf("block %d group %d\n", b, group);
@@ -385,7 +471,9 @@ static void print_phases(const std::vector<long long>& h, int groups) {
         double sum = 0;
         for (int c = first; c < last; ++c) {
           const long long t0 = at(b, 4 * group + w, c, static_cast<int>(marks[m].id));
-          sum += static_cast<double>((m + 1 < marks.size() ? at(b, 4 * group + w, c, static_cast<int>(marks[m + 1].id)) : at(b, 4 * group + w, c + 1, 0)) - t0);
+          sum += static_cast<double>((m + 1 < marks.size() ? at(b, 4 * group + w, c, static_cast<int>(marks[m + 1].id))
+                                                           : at(b, 4 * group + w, c + 1, 0)) -
+                                     t0);
         }
         total[w] += sum / (last - first);
         printf(" %8.0f", sum / (last - first));
@@ -409,19 +497,23 @@ static void run_phases(int pairs) {
   p.total_channels = 2 * 16 * 128 + 48 * 128;
   running = "phases";
   const size_t tokens = p.T, gates = tokens * 48, state = 48 * 128 * 128 * 4;
-  Buffer qkv(nullptr, tokens * p.total_channels * 2), g(nullptr, gates * 4), beta(nullptr, gates * 4), in(nullptr, state), out_state(nullptr, state), out(nullptr, tokens * 48 * 128 * 2);
+  Buffer qkv(nullptr, tokens * p.total_channels * 2), g(nullptr, gates * 4), beta(nullptr, gates * 4), in(nullptr, state),
+      out_state(nullptr, state), out(nullptr, tokens * 48 * 128 * 2);
   fill<<<1024, 256>>>(static_cast<uint16_t*>(qkv.data), tokens * p.total_channels, 1.0f, 1u, true);
   fill_gates<<<1024, 256>>>(static_cast<float*>(g.data), static_cast<float*>(beta.data), gates);
   CHECK(cudaMemset(in.data, 0, state));
   std::unique_ptr<Buffer> workspace;
-  const RuleParams r = with_workspace(cases::params(p, {qkv.data, g.data, beta.data, nullptr, nullptr, nullptr, nullptr, in.data, out_state.data, out.data}), workspace);
+  const RuleParams r = with_workspace(
+      cases::params(p, {qkv.data, g.data, beta.data, nullptr, nullptr, nullptr, nullptr, in.data, out_state.data, out.data}),
+      workspace);
   const size_t count = 2 * kMarkWarps * kMarkChunks * 16;
   Buffer marks(nullptr, count * 8);
   must(compute(r, nullptr));
   for (int i = 0; i < 3; ++i) {
     CHECK(cudaMemset(marks.data, 0, count * 8));
     const size_t bytes = sizeof(chunk_sm90::SharedMemory<128>);
-    must(launch(chunk_sm90::chunk_kernel<bf16_t, bf16_t, 128, Clock>, 96 - pairs, chunk_sm90::kThreads, bytes + 64, nullptr, r, chunk_sm90::Tasks{{pairs, 0}, 0}, Clock{static_cast<long long*>(marks.data), static_cast<int>(bytes)}));
+    must(launch(chunk_sm90::chunk_kernel<bf16_t, bf16_t, 128, Clock>, 96 - pairs, chunk_sm90::kThreads, bytes + 64, nullptr, r,
+                chunk_sm90::Tasks{{pairs, 0}, 0}, Clock{static_cast<long long*>(marks.data), static_cast<int>(bytes)}));
     synchronize("phases");
   }
   const auto h = marks.get();
@@ -433,10 +525,17 @@ static void run_phases(int pairs) {
 
 int main(int argc, char** argv) {
   start_watchdog();
-  auto wants = [&](const char* what) { if (argc == 1) return true; for (int i = 1; i < argc; ++i) if (!strcmp(argv[i], what)) return true; return false; };
+  auto wants = [&](const char* what) {
+    if (argc == 1) return true;
+    for (int i = 1; i < argc; ++i)
+      if (!strcmp(argv[i], what)) return true;
+    return false;
+  };
   const char* filter = "";
   auto is_name = [](const char* x) {   // of something to do, and no substring of a case
-    for (const char* name : {"debug", "bits", "scan", "steps", "pairs", "storm", "time", "quick", "scantime", "rowtime", "phases", "pairtime", "relay", "relaytime"}) if (!strcmp(x, name)) return true;
+    for (const char* name : {"debug", "bits", "scan", "steps", "pairs", "storm", "time", "quick", "scantime", "rowtime",
+                             "phases", "pairtime", "relay", "relaytime"})
+      if (!strcmp(x, name)) return true;
     return false;
   };
   for (int i = 1; i + 1 < argc; ++i) if (!strcmp(argv[i], "check") && !is_name(argv[i + 1])) filter = argv[i + 1];
@@ -446,7 +545,11 @@ int main(int argc, char** argv) {
   fflush(stdout);
   int bad = 0;
 #ifndef VARIANT
-  if (wants("debug")) for (int chunk = 0; chunk < 3; ++chunk) { bad += debug_case<bf16_t>(DType::kBFloat16, chunk); bad += debug_case<fp16_t>(DType::kFloat16, chunk); }
+  if (wants("debug"))
+    for (int chunk = 0; chunk < 3; ++chunk) {
+      bad += debug_case<bf16_t>(DType::kBFloat16, chunk);
+      bad += debug_case<fp16_t>(DType::kFloat16, chunk);
+    }
 #endif
   if (wants("check")) bad += run_checks(filter);
   if (wants("bits")) bad += run_bits();

@@ -121,7 +121,8 @@ void run_cut(RuleParams params, int segment_tokens) {
   }
   std::vector<char> bytes(workspace_bytes<128>(params) + 1024, '\xff');
   params.workspace = bytes.data() + (1024 - reinterpret_cast<uintptr_t>(bytes.data()) % 1024);
-  const char* const error = params.q.dtype == DType::kBFloat16 ? launch_dtype<bf16_t>(params, nullptr) : launch_dtype<fp16_t>(params, nullptr);
+  const char* const error =
+      params.q.dtype == DType::kBFloat16 ? launch_dtype<bf16_t>(params, nullptr) : launch_dtype<fp16_t>(params, nullptr);
   if (error) exit((printf("refused: %s\n", error), 2));
 #endif
 }
@@ -168,8 +169,8 @@ int pairs(const std::string& wanted, int longest) {
       }
       const bool same = one.out == two.out && one.state == two.state && checkpoints_of_one == checkpoints_of_two;
       bad += !same;
-      printf("%-46s %lld of %lld blocks of two: %s\n", c.name.c_str(), static_cast<long long>(count), static_cast<long long>(most),
-             same ? "equal" : "DIFFER");
+      printf("%-46s %lld of %lld blocks of two: %s\n", c.name.c_str(), static_cast<long long>(count),
+             static_cast<long long>(most), same ? "equal" : "DIFFER");
     }
   }
   printf("%d bad\n", bad);

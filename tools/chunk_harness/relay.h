@@ -15,7 +15,8 @@ static int check_relay() {
     synchronize(c.name.c_str());
     const auto out = d.out.get(), state = d.state_out.get();
     const int64_t items = num_items(r);
-    for (const auto& [ahead, carrying] : {std::pair<int64_t, int64_t>{1, 1}, {1, num_multiprocessors()}, {(items + 1) / 2, 2}, {items, 66}}) {
+    for (const auto& [ahead, carrying] :
+         {std::pair<int64_t, int64_t>{1, 1}, {1, num_multiprocessors()}, {(items + 1) / 2, 2}, {items, 66}}) {
       Buffer larger(nullptr, beside_bytes(r));
       d.reset();
       RuleParams mine = r;
@@ -34,8 +35,16 @@ static int check_relay() {
 // One after the other, as the launcher chooses, and with so many hundredths of the preparation ahead. Whether bits are equal.
 static void time_relay() {
   struct Shape { int N, T, Hk, Hv; std::vector<int32_t> bounds; };
-  const Shape shapes[] = {{1, 2048, 16, 48, {}}, {1, 3072, 16, 48, {}}, {1, 4096, 16, 48, {}}, {1, 8192, 16, 48, {}}, {1, 32768, 16, 48, {}}, {1, 8192, 16, 32, {}}, {1, 8192, 8, 32, {}},
-                          {2, 8192, 16, 48, {}}, {1, 32768, 16, 48, {0, 28672, 32768}}, {1, 32768, 16, 48, {0, 4096, 32768}}};
+  const Shape shapes[] = {{1, 2048, 16, 48, {}},
+                          {1, 3072, 16, 48, {}},
+                          {1, 4096, 16, 48, {}},
+                          {1, 8192, 16, 48, {}},
+                          {1, 32768, 16, 48, {}},
+                          {1, 8192, 16, 32, {}},
+                          {1, 8192, 8, 32, {}},
+                          {2, 8192, 16, 48, {}},
+                          {1, 32768, 16, 48, {0, 28672, 32768}},
+                          {1, 32768, 16, 48, {0, 4096, 32768}}};
   printf("%-24s %8s %8s   hundredths ahead: ms\n", "beside the preparation", "not", "chosen");
   for (const Shape& s : shapes) {
     Timed t(s.N, s.T, s.Hk, s.Hv, s.bounds);
@@ -49,7 +58,8 @@ static void time_relay() {
     bool is_same = true;
     for (int ahead : {3, 6, 10, 13, 16, 20, 25, 35}) {
       CHECK(cudaMemset(t.out->data, 0x7f, t.out->bytes));
-      printf("  %d: %.4f", ahead, time_graph([&](void* stream) { return run_beside(t.r, items * ahead / 100 + 1, carrying, stream); }, "beside"));
+      printf("  %d: %.4f", ahead,
+             time_graph([&](void* stream) { return run_beside(t.r, items * ahead / 100 + 1, carrying, stream); }, "beside"));
       is_same = is_same && t.out->get() == out && t.state->get() == state;
     }
     printf("  %s\n", is_same ? "equal" : "DIFFER");

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Of the harness: the two-level scan, checkpoints, and the order of ragged rows. Included by chunk_harness.cu behind its helpers.
+// Of the harness: the two-level scan, checkpoints, and the order of ragged rows. Included by chunk_harness.cu behind its
+// helpers.
 #pragma once
 
 // A call with rows cut every `segment_tokens` tokens, whatever that costs; 0: whole rows.
@@ -42,9 +43,11 @@ static size_t beside_bytes(RuleParams r) {
 }
 
 // Whether a case's o and states differ from those of another way to do it; `way` is printed then.
-static bool differs(const char* what, const std::string& name, const std::string& way, const Device& d, const std::vector<char>& out, const std::vector<char>& state) {
+static bool differs(const char* what, const std::string& name, const std::string& way, const Device& d,
+                    const std::vector<char>& out, const std::vector<char>& state) {
   const bool same_out = d.out.get() == out, same_state = d.state_out.get() == state;
-  if (!same_out || !same_state) printf("%s: %s, %s: out %d, state %d DIFFER\n", what, name.c_str(), way.c_str(), same_out, same_state);
+  if (!same_out || !same_state)
+    printf("%s: %s, %s: out %d, state %d DIFFER\n", what, name.c_str(), way.c_str(), same_out, same_state);
   return !same_out || !same_state;
 }
 
@@ -76,7 +79,9 @@ static int check_scan(const char* want) {
       }
       double out_limit, state_limit;
       const bool ok = cases::judge(c, kIsHigh, e, &out_limit, &state_limit) && repeat;
-      if (!ok || cut == 128) printf("cut %3lld %-38s out %.2e (%.1e)  state %.2e (%.1e)  %s%s\n", static_cast<long long>(cut), c.name.c_str(), e.out, out_limit, e.state, state_limit, ok ? "ok" : "FAIL", repeat ? "" : " repeat differs");
+      if (!ok || cut == 128)
+        printf("cut %3lld %-38s out %.2e (%.1e)  state %.2e (%.1e)  %s%s\n", static_cast<long long>(cut), c.name.c_str(), e.out,
+               out_limit, e.state, state_limit, ok ? "ok" : "FAIL", repeat ? "" : " repeat differs");
       bad += !ok;
       ++count;
     }
@@ -164,7 +169,8 @@ static int check_checkpoints() {
       for (int n = 0; n < c.N; ++n) {
         double num = 0, den = 0;
         for (size_t j = 0; j < slot / 4; ++j) {
-          const double x = reinterpret_cast<const float*>(&got[(n * kept + i) * slot])[j], y = reinterpret_cast<const float*>(&state[n * slot])[j];
+          const double x = reinterpret_cast<const float*>(&got[(n * kept + i) * slot])[j],
+                       y = reinterpret_cast<const float*>(&state[n * slot])[j];
           num += (x - y) * (x - y);
           den += y * y;
         }
@@ -195,14 +201,17 @@ struct Timed {
     p.pool = p.N;
     p.scale = 0.0883883f;
     p.total_channels = 2 * Hk * 128 + Hv * 128;
-    const size_t tokens = static_cast<size_t>(N) * T, gates = tokens * Hv, bytes = static_cast<size_t>(p.N) * Hv * 128 * 128 * 4;
+    const size_t tokens = static_cast<size_t>(N) * T, gates = tokens * Hv,
+                 bytes = static_cast<size_t>(p.N) * Hv * 128 * 128 * 4;
     auto make = [](size_t n) { return std::make_unique<Buffer>(nullptr, n); };
-    qkv = make(tokens * p.total_channels * 2), g = make(gates * 4), beta = make(gates * 4), in = make(bytes), state = make(bytes), out = make(tokens * Hv * 256);
+    qkv = make(tokens * p.total_channels * 2), g = make(gates * 4), beta = make(gates * 4), in = make(bytes),
+    state = make(bytes), out = make(tokens * Hv * 256);
     cu = std::make_unique<Buffer>(bounds.data(), bounds.size() * 4);
     fill<<<1024, 256>>>(static_cast<uint16_t*>(qkv->data), tokens * p.total_channels, 1.0f, 1u, true);
     fill_gates<<<1024, 256>>>(static_cast<float*>(g->data), static_cast<float*>(beta->data), gates);
     CHECK(cudaMemset(in->data, 0, bytes));
-    r = cases::params(p, {qkv->data, g->data, beta->data, cu->data, nullptr, nullptr, nullptr, in->data, state->data, out->data});
+    r = cases::params(p,
+                      {qkv->data, g->data, beta->data, cu->data, nullptr, nullptr, nullptr, in->data, state->data, out->data});
     r.may_scan = true;   // the larger workspace of both
     reserve(chunk_sm90_workspace_bytes(r));
     r.may_scan = false;
@@ -223,15 +232,17 @@ struct Timed {
 // Numbers of segments side by side, and the kernels of each alone. The call with scan="off" and "auto" beside them.
 static void time_scan() {
   struct Shape { int N, T, Hk, Hv; double must_ms; };
-  const Shape shapes[] = {{1, 1024, 2, 8, 0}, {1, 2048, 2, 8, .045}, {1, 8192, 2, 8, .080}, {1, 32768, 2, 8, .17}, {1, 131072, 2, 8, 0},
-                          {1, 8192, 4, 12, 0}, {1, 8192, 4, 16, 0}, {2, 8192, 2, 8, 0}, {1, 8192, 1, 2, 0}, {1, 8192, 16, 32, .17}};
+  const Shape shapes[] = {{1, 1024, 2, 8, 0},   {1, 2048, 2, 8, .045}, {1, 8192, 2, 8, .080}, {1, 32768, 2, 8, .17},
+                          {1, 131072, 2, 8, 0}, {1, 8192, 4, 12, 0},   {1, 8192, 4, 16, 0},   {2, 8192, 2, 8, 0},
+                          {1, 8192, 1, 2, 0},   {1, 8192, 16, 32, .17}};
   printf("%-18s %8s %8s %8s   segments: all (prepare, first pass, second)\n", "scan", "off", "auto", "must");
   for (const Shape& s : shapes) {
     Timed t(s.N, s.T, s.Hk, s.Hv);
     RuleParams scanned = t.r;
     scanned.may_scan = true;
     const int64_t chosen = with_plan(scanned, this_machine()).segment_tokens;
-    printf("%6dx%d %d/%-6d %8.4f %8.4f %8.3f  (%lld)", s.T, s.N, s.Hk, s.Hv, t.ms(false), t.ms(true), s.must_ms, static_cast<long long>(chosen ? (s.T + chosen - 1) / chosen : 0));
+    printf("%6dx%d %d/%-6d %8.4f %8.4f %8.3f  (%lld)", s.T, s.N, s.Hk, s.Hv, t.ms(false), t.ms(true), s.must_ms,
+           static_cast<long long>(chosen ? (s.T + chosen - 1) / chosen : 0));
     int64_t before = 0;
     for (int segments : {3, 5, 6, 7, 8, 9, 12, 15, 16}) {
       const int64_t cut = (s.T / 64 + segments - 1) / segments * 64;
@@ -242,8 +253,18 @@ static void time_scan() {
       r.segment_tokens = cut;
       const double all = time_graph([&](void* stream) { return run_cut(r, cut, stream); }, "all");
       const double prepare = time_graph([&](void* stream) { return launch_prepare<bf16_t, 128>(r, stream); }, "prepare");
-      const double first = time_graph([&](void* stream) { return launch(chunk_sm90::segment_kernel<bf16_t, bf16_t, 128>, num_segment_blocks(r), chunk_sm90::kThreads, chunk_sm90::segment_bytes<128>(), stream, r); }, "segments");
-      const double second = time_graph([&](void* stream) { return launch(chunk_sm90::later_kernel<bf16_t, bf16_t, 128>, num_later_segments(r) * tiles_of_row(r.dims), chunk_sm90::kOneTileThreads, chunk_sm90::kOneTileBytes<128>, stream, r); }, "later");
+      const double first = time_graph(
+          [&](void* stream) {
+            return launch(chunk_sm90::segment_kernel<bf16_t, bf16_t, 128>, num_segment_blocks(r), chunk_sm90::kThreads,
+                          chunk_sm90::segment_bytes<128>(), stream, r);
+          },
+          "segments");
+      const double second = time_graph(
+          [&](void* stream) {
+            return launch(chunk_sm90::later_kernel<bf16_t, bf16_t, 128>, num_later_segments(r) * tiles_of_row(r.dims),
+                          chunk_sm90::kOneTileThreads, chunk_sm90::kOneTileBytes<128>, stream, r);
+          },
+          "later");
       printf("  %d: %.4f (%.4f %.4f %.4f)", segments, all, prepare, first, second);
     }
     printf("\n");
