@@ -151,6 +151,23 @@ def test_any_magnitude(kernel, device, v_size, state_size):
     assert_rule(out, mine, expected, torch.bfloat16, "chunk")
 
 
+@pytest.mark.parametrize("precision", ("fp16", "high"))
+@pytest.mark.parametrize("exponent", (29, 40, 60, 110))
+def test_a_large_state_that_all_but_vanishes(kernel, device, exponent, precision):
+    """A row of 2^exponent that one piece decays by 2^-125.5, and to which nothing is written: more than one factor of
+    fp32 lies between what it is kept at before and behind. Whole and split behind that piece"""
+    x = rule_inputs(1, 192, TENSOR_CORES, dtype=torch.bfloat16, device=device)
+    x = x._replace(k=torch.zeros_like(x.k), v=torch.zeros_like(x.v), g=torch.zeros_like(x.g))
+    x.g[:, 3] = -125.5 * math.log(2)
+    fresh = 1.5 * 2.0**exponent * torch.ones_like(rule_state(1, TENSOR_CORES, device=device))
+    states = [fresh.clone(), fresh.clone()]
+    run(kernel, x, states[0], "chunk", scan="off", precision=precision)
+    for part in ((0, 64), (64, 192)):
+        run(kernel, x.tokens(*part), states[1], "chunk", scan="off", precision=precision)
+    assert_close(states[0], fresh.double() * 2.0**-125.5, 1e-4, "state")
+    assert_same(states[1], states[0], "state of the split call")
+
+
 def test_without_l2norm(kernel, device):
     x = rule_inputs(2, 150, TENSOR_CORES, dtype=torch.float16)
     x = x._replace(q=oracle.l2norm(x.q.float()).half(), k=oracle.l2norm(x.k.float()).half())
@@ -283,6 +300,23 @@ def test_split_between_pieces(kernel, device, dtype, layout):
         assert_same(state, whole_state, f"state split at {cuts}")
     same = torch.equal(pieces(50)[1], whole_state)
     assert same != has_chunk_kernel(kernel, device), "control: 50 is inside a piece"
+
+
+def test_split_of_rows_at_the_lowest_exponent(kernel, device):
+    """Tiny elements of a tiny row, which lose digits in fp16, lose the same ones in a call that starts there"""
+    x = rule_inputs(1, 128, TENSOR_CORES, dtype=torch.bfloat16, device=device)
+    x = x._replace(**{name: torch.zeros_like(getattr(x, name)) for name in ("q", "k", "v", "g")})
+    x.k[:, 0, :, 0], x.v[:, 0], x.beta[:, 0] = 1, 1.5 * 2.0**-97, 2  # S[0] is twice that
+    x.k[:, 1, :, 1], x.v[:, 1], x.beta[:, 1] = 1, 87 * 2.0**-124, 1
+    x.q[..., 1] = 1
+    outs = [torch.empty(x.v.shape, device=device) for _ in range(2)]
+    states = [torch.zeros_like(rule_state(1, TENSOR_CORES, device=device)) for _ in range(2)]
+    run(kernel, x, states[0], "chunk", scan="off", out=outs[0])
+    for first in (0, 64):
+        run(kernel, x.tokens(first, first + 64), states[1], "chunk", scan="off", out=outs[1][:, first : first + 64])
+    assert bool((outs[0][:, 64:] > 0).all()), "control: q reads the tiny elements"
+    assert_same(outs[0], outs[1], "output")
+    assert_same(states[0], states[1], "state")
 
 
 @pytest.mark.parametrize("mode", ("chunk", "auto"))

@@ -13,7 +13,7 @@
 
 namespace gdn::cuda::chunk_sm90 {
 
-constexpr int kLowestExponent = -100;   // of a row; smaller ones stay small
+constexpr int kLowestExponent = -99;   // of a row, one that others have too; smaller ones stay small
 
 // 2^e for e <= 127; below the normal numbers 0.
 __device__ __forceinline__ float power_of_two(int e) {
@@ -73,26 +73,32 @@ __device__ __forceinline__ bool is_in_range(const uint32_t (&largest)[2], const 
   return __all_sync(0xffffffffu, is_small) && reached == 0x11111111u;
 }
 
-// Brings s to the exponents that S and V ask for.
+// Brings s to the exponents that S and V ask for. By whole warps.
 template <int kKeyDim>
 __device__ __forceinline__ void rescale_state(const int (&of_v)[2], State<kKeyDim>& state) {
+  bool is_done;
+#pragma unroll 1
+  do {   // once, unless a row has lost 2^-127 of itself or more: 2^127 is the largest factor
+    is_done = true;
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    float largest = 0.0f;
+    for (int r = 0; r < 2; ++r) {
+      float largest = 0.0f;
 #pragma unroll
-    for (int i = 0; i < kKeyDim / 4; ++i) {
-      const float x = state.s[i / 16][4 * (i / 2 % 8) + 2 * r + i % 2];
-      largest = fmaxf(largest, fabsf(x));
+      for (int i = 0; i < kKeyDim / 4; ++i) {
+        const float x = state.s[i / 16][4 * (i / 2 % 8) + 2 * r + i % 2];
+        largest = fmaxf(largest, fabsf(x));
+      }
+      int e = max(exponent_of_rounded(largest) + state.exponent[r], of_v[r]);
+      e = max(e, __shfl_xor_sync(0xffffffffu, e, 1));
+      e = max(e, __shfl_xor_sync(0xffffffffu, e, 2));
+      const int wanted = row_exponent(e), next = max(wanted, state.exponent[r] - 127);
+      is_done = is_done && next == wanted;
+      const float factor = power_of_two(state.exponent[r] - next);
+      state.exponent[r] = next;
+#pragma unroll
+      for (int i = 0; i < kKeyDim / 4; ++i) state.s[i / 16][4 * (i / 2 % 8) + 2 * r + i % 2] *= factor;
     }
-    int e = max(exponent_of_rounded(largest) + state.exponent[r], of_v[r]);
-    e = max(e, __shfl_xor_sync(0xffffffffu, e, 1));
-    e = max(e, __shfl_xor_sync(0xffffffffu, e, 2));
-    const int next = row_exponent(e);
-    const float factor = power_of_two(min(state.exponent[r] - next, 127));
-    state.exponent[r] = next;
-#pragma unroll
-    for (int i = 0; i < kKeyDim / 4; ++i) state.s[i / 16][4 * (i / 2 % 8) + 2 * r + i % 2] *= factor;
-  }
+  } while (!__all_sync(0xffffffffu, is_done));
 }
 
 // Makes the operand of a chunk, of_v as in is_in_range, the last panel of it (the others are rounded already, `largest` is
