@@ -174,9 +174,13 @@ inline void sequence(const Problem& p, int n, int64_t batch, int64_t first, int6
     std::vector<double> S(K * V, 0.0);
     const bool has = c.s_scale != 0 && (!c.slots || p.has_initial[n]);
     const int slot = c.slots ? p.slots[n] : n;
-    if (has)
-      for (int k = 0; k < K; ++k)
-        for (int v = 0; v < V; ++v) S[k * V + v] = gdn::load_float(p.state_in.data(), c.state, state_index(p, slot, h, k, v));
+    if (has) {
+      for (int k = 0; k < K; ++k) {
+        for (int v = 0; v < V; ++v) {
+          S[k * V + v] = gdn::load_float(p.state_in.data(), c.state, state_index(p, slot, h, k, v));
+        }
+      }
+    }
     std::vector<double> m(V), o(V), key(K), query(K);
     for (int64_t t = first; t < first + length; ++t) {
       const uint16_t* const x = p.qkv.data() + (batch * p.T + t) * p.total_channels;
@@ -262,8 +266,11 @@ inline Errors compare(const Problem& p, const Reference& ref, const std::vector<
   }
   e.state = den > 0 ? std::sqrt(num / den) : std::sqrt(num);
   const size_t slot_bytes = state.size() / p.pool;
-  for (int s = 0; s < p.pool; ++s)
-    if (!named[s] && memcmp(&state[s * slot_bytes], &state_before[s * slot_bytes], slot_bytes)) e.untouched_ok = false;
+  for (int s = 0; s < p.pool; ++s) {
+    if (!named[s] && memcmp(&state[s * slot_bytes], &state_before[s * slot_bytes], slot_bytes)) {
+      e.untouched_ok = false;
+    }
+  }
   return e;
 }
 
@@ -300,11 +307,12 @@ inline std::vector<Case> all() {
     if (io == DType::kBFloat16) add("v 1e30", [&](Case& c) { c.T = 200; c.v_scale = 1e30f; c.out_fp32 = true; });
     add("v 1e-6, S 1e6", [&](Case& c) { c.T = 200; c.v_scale = 1e-6f; c.s_scale = 1e6f; c.gates = 2; });
     add("S 1e20", [&](Case& c) { c.T = 65; c.s_scale = io == DType::kBFloat16 ? 1e20f : 1e4f; });
-    for (int gates = 1; gates <= 5; ++gates)
+    for (int gates = 1; gates <= 5; ++gates) {
       add("gates " + std::to_string(gates), [&](Case& c) {
         c.T = 256;
         c.gates = gates;
       });
+    }
     add("linear gates", [&](Case& c) { c.T = 130; c.linear = true; c.gates = 3; });
     add("no gates", [&](Case& c) { c.T = 130; c.no_gates = true; });
     add("ragged", [&](Case& c) { c.T = 700; c.N = 5; c.ragged = true; });

@@ -372,10 +372,12 @@ static void run_times(bool quick) {
     for (int length : s.packed) bounds.push_back(bounds.back() + length);
     const int batch = bounds.empty() ? s.N : 1, T = bounds.empty() ? s.T : bounds.back();
     char name[96];
-    if (bounds.empty())
+    if (bounds.empty()) {
       snprintf(name, sizeof(name), "%dx%d %d/%d %s%s", s.T, s.N, s.Hk, s.Hv, s.io == DType::kBFloat16 ? "bf16" : "fp16",
                s.l2norm ? "" : " no l2norm");
-    else snprintf(name, sizeof(name), "packed %d, %d, ... (%d) %d/%d", s.packed[0], s.packed[1], s.N, s.Hk, s.Hv);
+    } else {
+      snprintf(name, sizeof(name), "packed %d, %d, ... (%d) %d/%d", s.packed[0], s.packed[1], s.N, s.Hk, s.Hv);
+    }
     running = name;
     Problem p;
     p.c.io = s.io;
@@ -394,7 +396,8 @@ static void run_times(bool quick) {
     const Buffer cu = upload(bounds);
     Buffer qkv(nullptr, tokens * p.total_channels * 2), g(nullptr, gates * 4), beta(nullptr, gates * 4), in(nullptr, state),
         out_state(nullptr, state), out(nullptr, tokens * s.Hv * 128 * 2);
-    fill<<<1024, 256>>>(static_cast<uint16_t*>(qkv.data), tokens * p.total_channels, s.l2norm ? 1.0f : 0.08f, 1u, s.io == DType::kBFloat16);
+    fill<<<1024, 256>>>(static_cast<uint16_t*>(qkv.data), tokens * p.total_channels, s.l2norm ? 1.0f : 0.08f, 1u,
+                        s.io == DType::kBFloat16);
     fill_gates<<<1024, 256>>>(static_cast<float*>(g.data), static_cast<float*>(beta.data), gates);
     CHECK(cudaMemset(in.data, 0, state));
     synchronize(name);
@@ -431,8 +434,9 @@ struct Clock {
   }
   __device__ void put(int id, long long x) const {
     const int chunk = current()[threadIdx.x / 32];
-    if (blockIdx.x < 2 && threadIdx.x % 32 == 0 && chunk < kMarkChunks)
+    if (blockIdx.x < 2 && threadIdx.x % 32 == 0 && chunk < kMarkChunks) {
       data[((blockIdx.x * kMarkWarps + threadIdx.x / 32) * kMarkChunks + chunk) * 16 + id] = x;
+    }
   }
   __device__ void start(int chunk, int) const {
     if (threadIdx.x % 32 == 0) current()[threadIdx.x / 32] = chunk;
@@ -527,8 +531,11 @@ int main(int argc, char** argv) {
   start_watchdog();
   auto wants = [&](const char* what) {
     if (argc == 1) return true;
-    for (int i = 1; i < argc; ++i)
-      if (!strcmp(argv[i], what)) return true;
+    for (int i = 1; i < argc; ++i) {
+      if (!strcmp(argv[i], what)) {
+        return true;
+      }
+    }
     return false;
   };
   const char* filter = "";
@@ -545,11 +552,12 @@ int main(int argc, char** argv) {
   fflush(stdout);
   int bad = 0;
 #ifndef VARIANT
-  if (wants("debug"))
+  if (wants("debug")) {
     for (int chunk = 0; chunk < 3; ++chunk) {
       bad += debug_case<bf16_t>(DType::kBFloat16, chunk);
       bad += debug_case<fp16_t>(DType::kFloat16, chunk);
     }
+  }
 #endif
   if (wants("check")) bad += run_checks(filter);
   if (wants("bits")) bad += run_bits();

@@ -48,7 +48,7 @@ static void time_pairs() {
     int N, T, Hk, Hv;
     double must_ms;
     bool is_packed;
-  };   // packed: blocks that pairs leave without a tile end at once
+  };
   const Shape shapes[] = {{4, 2048, 16, 48, .15, false}, {4, 2048, 16, 48, .15, true},  {8, 4096, 16, 64, .62, false},
                           {8, 4096, 16, 64, .62, true},  {8, 1024, 16, 64, .18, false}, {8, 1024, 16, 64, .18, true},
                           {2, 8192, 16, 48, 0, false},   {1, 8192, 16, 48, .20, false}, {1, 8192, 16, 64, .22, false},

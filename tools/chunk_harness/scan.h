@@ -46,8 +46,9 @@ static size_t beside_bytes(RuleParams r) {
 static bool differs(const char* what, const std::string& name, const std::string& way, const Device& d,
                     const std::vector<char>& out, const std::vector<char>& state) {
   const bool same_out = d.out.get() == out, same_state = d.state_out.get() == state;
-  if (!same_out || !same_state)
+  if (!same_out || !same_state) {
     printf("%s: %s, %s: out %d, state %d DIFFER\n", what, name.c_str(), way.c_str(), same_out, same_state);
+  }
   return !same_out || !same_state;
 }
 
@@ -79,9 +80,10 @@ static int check_scan(const char* want) {
       }
       double out_limit, state_limit;
       const bool ok = cases::judge(c, kIsHigh, e, &out_limit, &state_limit) && repeat;
-      if (!ok || cut == 128)
+      if (!ok || cut == 128) {
         printf("cut %3lld %-38s out %.2e (%.1e)  state %.2e (%.1e)  %s%s\n", static_cast<long long>(cut), c.name.c_str(), e.out,
                out_limit, e.state, state_limit, ok ? "ok" : "FAIL", repeat ? "" : " repeat differs");
+      }
       bad += !ok;
       ++count;
     }

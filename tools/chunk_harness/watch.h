@@ -83,12 +83,13 @@ static double rel(const std::vector<float>& x, const std::vector<double>& r, con
       printf("    ");
       for (int cb = 0; cb < cols / 16; ++cb) {
         double n = 0, d = 0;
-        for (int i = 16 * rb; i < std::min(rows, 16 * rb + 16); ++i)
+        for (int i = 16 * rb; i < std::min(rows, 16 * rb + 16); ++i) {
           for (int j = 16 * cb; j < 16 * cb + 16; ++j) {
             const double dd = x[i * cols + j] - r[i * cols + j];
             n += dd * dd;
             d += r[i * cols + j] * r[i * cols + j];
           }
+        }
         printf(" %8.1e", std::sqrt(n / std::max(d, 1e-30)));
       }
       printf("\n");
